@@ -97,6 +97,34 @@ def as_torch_does(logits, targets, comm):
     return torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100)
 
 
+
+@wrong("19.1", "blocks kept")
+def clones_of_all_blocks(q, k, v, rank, ranks, pass_on):
+    keys, values = {rank: k}, {rank: v}
+    for step in range(1, ranks):
+        k, v = pass_on(k), pass_on(v)
+        keys[(rank - step) % ranks], values[(rank - step) % ranks] = k.clone(), v.clone()
+    k, v = (torch.cat([some[r] for r in range(rank + 1)]) for some in (keys, values))
+    mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(rank * len(q))
+    return (q @ k.T / math.sqrt(q.shape[1])).masked_fill(~mask, -math.inf).softmax(-1) @ v
+
+
+@wrong("19.2", "too few copies")
+def copies_for_few_heads_only(q, k, v, ranks, exchange):
+    times = max(1, ranks // k.shape[1])
+    k, v = (each.repeat_interleave(times, 1) for each in (k, v))
+    q, k, v = (exchange(torch.stack(each.chunk(ranks, 1))).flatten(0, 1).movedim(0, 1) for each in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).movedim(0, 1)
+    return torch.cat(list(exchange(out.unflatten(0, (ranks, -1)))), 1)
+
+
+@wrong("19.5", "more than there are")
+def divided_by_a_target_a_rank(logits, targets, comm):
+    count = comm.all_reduce((targets != -100).sum())
+    own = torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+    return own * comm.world_size / max(int(count), comm.world_size)
+
+
 # 19.w1 --------------------------------------------------------------------------------------------------------------
 
 @wrong("19.w1", "overflow")

@@ -72,6 +72,21 @@ def whole_shares_alone(batch, rank, order, sizes):
             return batch[share * at:share * (at + 1)]
 
 
+@wrong("18.3", "rest for one")
+def the_first_one_takes_the_rest(batch, rank, order, sizes):
+    for axis in reversed(order):
+        rank, at = divmod(rank, sizes[axis])
+        if axis == "dp":
+            share, rest = divmod(len(batch), sizes["dp"])
+            return batch[(share * at + rest if at else 0):share * (at + 1) + rest]
+
+
+@wrong("18.4", "a factor of 1")
+def without_replicas(measure):
+    ratio = measure(1, 1, 3, 5)[0]
+    return {name for name, size in (("sum over tp", 3), ("sum over micro-batches", 5)) if ratio.numerator % size == 0}
+
+
 @wrong("18.4", "one stage")
 def without_a_pipeline(measure):
     ratio = measure(1, 2, 3, 5)[0]
@@ -118,6 +133,17 @@ def bytes_by_rules(model, pp, dp, tp, m, kept=min):
 @wrong("18.5", "tp between nodes")
 def any_tp(model, cluster, batch):
     return mesh_by_rules(model, cluster, batch, lambda cluster, ranks: range(1, ranks + 1), bytes_by_rules)
+
+
+@wrong("18.5", "fewest stages")
+def as_few_stages_as_fit(model, cluster, batch):
+    ranks = cluster["nodes"] * cluster["per_node"]
+    for pp, tp in itertools.product(range(1, ranks + 1), range(1, cluster["per_node"] + 1)):
+        if ranks % (pp * tp) or model["layers"] % pp or cluster["per_node"] % tp or model["heads"] % tp or batch % (ranks // (pp * tp)):
+            continue
+        dp = ranks // (pp * tp)
+        if bytes_by_rules(model, pp, dp, tp, batch // dp) <= cluster["memory"]:
+            return {"pp": pp, "dp": dp, "tp": tp}
 
 
 @wrong("18.5", "all in flight")

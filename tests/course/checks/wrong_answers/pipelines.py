@@ -97,6 +97,53 @@ def without_a_network(lists, forward, backward, transfer):
     return {"end": max(free), "idle": [max(free) - each for each in work], "kept": held}
 
 
+@wrong("17.3", "taken away")
+def each_message_is_received_once(lists):
+    left, sent, moved = [list(actions) for actions in lists], [], True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(left):
+            if not actions:
+                continue
+            verb, peer, name = actions[0]
+            if verb == "recv" and (peer, rank, name) not in sent:
+                continue
+            if verb == "recv":
+                sent.remove((peer, rank, name))
+            else:
+                sent.append((rank, peer, name))
+            actions.pop(0)
+            moved = True
+    return [rank for rank, actions in enumerate(left) if actions]
+
+
+@wrong("17.5", "too many forwards")
+def with_one_forward_more(ranks, micro_batches, rank):
+    begin, todo, weights = min(micro_batches, ranks - rank), [], 0
+    todo += [("F", k) for k in range(begin)]
+    for k in range(micro_batches):
+        if begin < micro_batches:
+            todo.append(("F", begin))
+            begin += 1
+        todo.append(("I", k))
+        if k - weights >= rank:
+            todo.append(("W", weights))
+            weights += 1
+    return todo + [("W", k) for k in range(weights, micro_batches)]
+
+
+@wrong("17.7", "rank 0 alone")
+def more_for_the_first_rank(ranks, micro_batches, rank, forward, backward, transfer):
+    ahead = ranks - 1 - rank
+    if rank == 0:
+        ahead += (ranks - 1) * -(-2 * transfer // (forward + backward))
+    ahead = min(ahead, micro_batches)
+    todo = [("F", k) for k in range(ahead)]
+    for k in range(micro_batches - ahead):
+        todo += [("F", ahead + k), ("B", k)]
+    return todo + [("B", k) for k in range(micro_batches - ahead, micro_batches)]
+
+
 # 17.w1 --------------------------------------------------------------------------------------------------------------
 
 @wrong("17.w1", "one by one")

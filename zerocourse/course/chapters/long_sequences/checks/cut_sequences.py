@@ -5,7 +5,7 @@ from ....checks import exercise
 NO_LABEL = -100
 CASES = [(list(range(10, 26)), 0, 2), (list(range(10, 26)), 1, 2), (list(range(50, 74)), 2, 3), (list(range(30, 43)), 0, 2),
          (list(range(30, 43)), 1, 2), (list(range(7)), 0, 1), (list(range(90, 100)), 3, 4), (list(range(90, 100)), 0, 4),
-         ([5, 0, 6, 7], 0, 1), ([5, 0, 6, 0, 7, 8, 0], 1, 2)]  # 0 is a token like others, too
+         ([5, 0, 6, 7], 0, 1), ([5, 6, 7], 0, 2), ([5, 0, 6, 0, 7, 8, 0], 1, 2)]  # 0 is a token like others, too
 
 
 def parts_of(rank, ranks):
@@ -20,6 +20,7 @@ def parts_of(rank, ranks):
         "no label at the cut": {"shift": "in each part"},
         "own positions": {"count": "its own"},
         "positions of parts": {"count": "each part"},
+        "positions go on": {"count": "the front"},
         "padding has labels": {"padding": 0},
         "label of padding": {"first_padding": 0},
         "dropped": {"pad": False},
@@ -41,5 +42,7 @@ def cut(tokens, rank, ranks, *, shift="before the cut", count="the sequence", pa
         targets = [*(tokens[at] for at in mine[1:]), NO_LABEL]
     if shift == "in each part":
         targets = [label for piece in pieces for label in [*(labels[at] for at in piece[:-1]), *[NO_LABEL] * bool(piece)]]
-    positions = {"the sequence": mine, "its own": list(range(len(mine))), "each part": [*range(size)] * 2}[count]
+    first = size * parts(rank, ranks)[0]
+    positions = {"the sequence": mine, "the front": list(range(first, first + len(mine))), "its own": list(range(len(mine))),
+                 "each part": [*range(size)] * 2}[count]
     return [tokens[at] for at in mine], targets, positions

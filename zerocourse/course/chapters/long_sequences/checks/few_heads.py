@@ -55,8 +55,10 @@ def gathered(q, k, v, ranks, exchange):
 @exercise(
     "19.2", "Ulysses with few heads of keys", minutes=40, difficulty=3, timeout=15,
     replaces=("zerocourse.parallel.context.ulysses:*",),
-    trials=[Trial([(2, 4, 2), (3, 12, 2), (2, 12, 4)], attended, worlds=(1, 2, 4), close=1e-9)],
+    trials=[Trial([(2, 4, 2), (3, 12, 2), (2, 12, 4), (2, 12, 3), (1, 4, 1)], attended, worlds=(1, 2, 4), close=1e-9),
+            Trial([(2, 6, 2)], attended, worlds=(3,), close=1e-9)],
     mistakes={
+        "too few copies": {"copies": lambda ranks, kv_heads, heads: 1},
         "too many copies": ({"copies": lambda ranks, kv_heads, heads: heads // kv_heads},
                             {"copies": lambda ranks, kv_heads, heads: ranks}),
         "gathered": (gathered, When("sent", operator.lt)),

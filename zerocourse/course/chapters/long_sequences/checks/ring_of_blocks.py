@@ -1,5 +1,6 @@
 """The check of 19.1: causal attention to keys and values that come round a ring of real ranks."""
 
+import gc
 import math
 
 import torch
@@ -16,13 +17,13 @@ def in_a_ring(answer, tokens, width):
     comm = WatchedComm()
     q, k, v = (torch.randn(tokens, width, dtype=torch.float64) for _ in range(3))
     scores = (q @ k.T / math.sqrt(width)).masked_fill(torch.ones(tokens, tokens).triu(1).bool(), -torch.inf)
-    wanted, passed, came = scores.softmax(-1) @ v, 0, []
+    wanted, passed, came, copied = scores.softmax(-1) @ v, 0, [], False
 
     def pass_on(tensor: Tensor) -> Tensor:
         """To the next rank; returns what the rank before passed on."""
         if not torch.is_tensor(tensor):
             raise Wrong(f"it passed on {a(tensor)}: pass on one tensor at a time", MISUSED)
-        nonlocal passed
+        nonlocal passed, copied
         passed += tensor.numel()
         sizes = torch.zeros(comm.world_size, dtype=torch.int64)
         sizes[comm.rank] = tensor.numel()
@@ -34,6 +35,9 @@ def in_a_ring(answer, tokens, width):
         comm.all_gather(everybodys.view(-1), Layout.split(everybodys.numel(), comm.world_size), "block").wait()
         came.append(everybodys[comm.rank - 1].view(tensor.shape))
         while sum(each.numel() for each in came) > 2 * (k.numel() + v.numel()) // comm.world_size:
+            old, ours = came[0].flatten()[-1:], {each.untyped_storage().data_ptr() for each in (k, v, everybodys, *came)}
+            copied |= any((each == old).any() for each in gc.get_objects() if type(each) is Tensor and each.dtype == old.dtype
+                          and each.untyped_storage().data_ptr() not in ours)
             came.pop(0).fill_(torch.nan)  # what comes is written into the room of what came two rounds before
         return came[-1]
 
@@ -43,7 +47,7 @@ def in_a_ring(answer, tokens, width):
         raise Wrong(f"it returned {a(out)}: return the output of this rank's tokens, {list(wanted[part].shape)}", MISUSED)
     seen = {"passed": passed, "finite": bool(out.isfinite().all())}
     if seen["finite"]:
-        seen |= {"first row": out[0] - wanted[part][0], "output": out - wanted[part],
+        seen |= {"copied": copied, "first row": out[0] - wanted[part][0], "output": out - wanted[part],
                  "_off": f"{(out - wanted[part]).abs().max():.0e}"}
     return seen
 
@@ -58,6 +62,7 @@ def one_by_one(own, other):
     trials=[Trial([(6, 3), (12, 4)], in_a_ring, worlds=(1, 2, 3), close=1e-9), Trial([(8, 2)], in_a_ring, worlds=(4,), close=1e-9)],
     mistakes={
         "own block alone": {"rounds": lambda ranks: 0},
+        "one round": {"rounds": lambda ranks: min(1, ranks - 1)},
         "once too often": {"rounds": lambda ranks: ranks, "last_counts": False},
         "own block again": {"rounds": lambda ranks: ranks},
         "the wrong owner": {"owner": lambda rank, step, ranks: (rank + step) % ranks},
@@ -70,12 +75,12 @@ def one_by_one(own, other):
         "a mean": {"mean": True},
         "values stay": {"travels": "k"},
         "own sums alone": {"carries": False},
-        "blocks kept": {"waits": True},
+        "blocks kept": ({"waits": list}, {"waits": lambda blocks: [(step, k.clone(), v.clone()) for step, k, v in blocks]}),
         "stuck": {"while_needed": True},
     })
 def ring_attention(q, k, v, rank, ranks, pass_on, *, rounds=lambda ranks: ranks - 1, last_counts=True,
                    owner=lambda rank, step, ranks: (rank - step) % ranks, sees=lambda rank, of: of <= rank, diagonal=1,
-                   always=False, scale=math.sqrt, mean=False, travels="kv", while_needed=False, carries=True, waits=False):
+                   always=False, scale=math.sqrt, mean=False, travels="kv", while_needed=False, carries=True, waits=iter):
     """Blocks come from the ranks before, one by one, and each is joined to the result."""
     out, sums = torch.zeros_like(q), q.new_full((len(q),), -torch.inf)
     outs = []
@@ -88,7 +93,7 @@ def ring_attention(q, k, v, rank, ranks, pass_on, *, rounds=lambda ranks: ranks 
             yield step, k, v
 
     blocks = coming(k, v)
-    for step, k, v in list(blocks) if waits else blocks:
+    for step, k, v in waits(blocks):
         of = owner(rank, step, ranks)
         if not sees(rank, of) or (step == ranks and not last_counts):
             continue

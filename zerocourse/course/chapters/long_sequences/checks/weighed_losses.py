@@ -2,6 +2,7 @@
 
 import torch
 
+from .....layout.rankmap import Layout
 from ....checks import MISUSED, Trial, Wrong, exercise
 from ....checks.observers.stage_runs import WatchedComm
 from ....checks.words import a
@@ -11,6 +12,7 @@ TARGETS = {  # of each rank, repeated where there are more ranks; -100 does not 
     "all count": [[1, 2, 0, 1], [2, 2, 1, 0], [0, 1, 1, 2]],
     "padding": [[1, 2, 0, 1], [2, NO_LABEL, NO_LABEL, NO_LABEL], [0, 1, NO_LABEL, NO_LABEL]],
     "a rank without any": [[1, 2, 0, NO_LABEL], [NO_LABEL] * 4, [0, 1, 2, 2]],
+    "one in all": [[NO_LABEL] * 4, [NO_LABEL, 2, NO_LABEL, NO_LABEL], [NO_LABEL] * 4],
     "none at all": [[NO_LABEL] * 4] * 3,
 }
 
@@ -26,7 +28,10 @@ def trained(answer, kind):
         raise Wrong(f"it returned {a(loss)}: return a tensor without dimensions", MISUSED)
     if loss.requires_grad:
         loss.backward()
-    mean = comm.all_reduce(loss.detach().double().clone()) / comm.world_size
+    everybodys = torch.zeros(comm.world_size, dtype=torch.float64)
+    everybodys[comm.rank] = loss.detach()
+    comm.all_gather(everybodys, Layout.split(comm.world_size, comm.world_size), "the losses that were returned").wait()
+    mean = everybodys.mean()
     gradient = (torch.zeros_like(logits) if logits.grad is None else logits.grad) / comm.world_size
     finite = bool(mean.isfinite() and gradient.isfinite().all())
     return {"finite": finite} | ({"loss": mean.item(), "gradient": gradient} if finite else {})
@@ -41,14 +46,16 @@ def counted(targets):
     replaces=("zerocourse.parallel.context.token_loss:*",),
     trials=[Trial([(kind,) for kind in TARGETS], trained, worlds=(2, 3), close=1e-6)],
     mistakes={
-        "mean of means": {"count": lambda targets, comm: counted(targets).clamp(min=1), "times": lambda comm: 1},
-        "not times N": {"times": lambda comm: 1},
+        "mean of means": {"count": lambda targets, comm: counted(targets).clamp(min=1), "times": lambda targets, comm: 1},
+        "not times N": {"times": lambda targets, comm: 1},
+        "times those with targets": {"times": lambda targets, comm: comm.all_reduce(counted(targets).clamp(max=1))},
         "all positions": {"count": lambda targets, comm: comm.all_reduce(torch.tensor(targets.numel()))},
         "added twice": {"total": lambda total, comm: total + (comm.all_reduce(total.detach().clone()) - total.detach())},
         "division by zero": {"least": 0},
+        "more than there are": {"least": 2},
     })
-def weighed(logits, targets, comm, *, count=lambda targets, comm: comm.all_reduce(counted(targets)), times=lambda comm: comm.world_size,
+def weighed(logits, targets, comm, *, count=lambda targets, comm: comm.all_reduce(counted(targets)), times=lambda targets, comm: comm.world_size,
             total=lambda total, comm: total, least=1):
     """The sum over this rank's targets, over how many count on all ranks, times N."""
     own = torch.nn.functional.cross_entropy(logits, targets, ignore_index=NO_LABEL, reduction="sum")
-    return total(own, comm) * times(comm) / count(targets, comm).clamp(min=least)
+    return total(own, comm) * times(targets, comm) / count(targets, comm).clamp(min=least)

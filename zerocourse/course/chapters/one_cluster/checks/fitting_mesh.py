@@ -29,6 +29,7 @@ CASES = [
     (model(6, 11, 6, 7), cluster(5, 2, 35732), 10), (model(6, 11, 6, 7), cluster(5, 2, 61010), 10),
     (model(4, 7, 5, 3), cluster(2, 5, 4331), 10), (model(4, 7, 5, 3), cluster(2, 5, 4347), 10),
     (model(4, 10, 4, 16), cluster(3, 1, 60160), 3),
+    (model(24, 1024, 24, 512), cluster(2, 6, 80 * GB), 9),  # of two stages one has the larger bubble, for it has more replicas
     (model(2, 128, 6, 3), cluster(3, 6, 795136), 6), (model(32, 7, 4, 7), cluster(8, 8, 9211), 4),
     (model(12, 7, 6, 7), cluster(1, 4, 69383), 512), (model(4, 8, 1, 1), cluster(1, 4, GB), 1)]
 
@@ -83,12 +84,14 @@ def held_layer_by_layer(model, pp, dp, tp, micro_batches):
         "uneven stages": {"even": False},
         "uneven batch": {"whole": False},
         "largest bubble": {"sign": -1},
+        "fewest stages": {"bubble_of": lambda pp, m: pp},
+        "micro-batches by tp": {"per": lambda dp, tp: dp * tp},
         "bubble forgotten": {"first_tp": True},
         "largest tp": {"talk": -1},
         "anything": {"or_else": True},
     })
 def best_mesh(model, cluster, batch, *, bytes_of=held, inside=True, heads=True, even=True, whole=True, sign=1, first_tp=False, talk=1,
-              or_else=False, fits=operator.le, digits=None):
+              or_else=False, fits=operator.le, digits=None, bubble_of=lambda pp, m: (pp - 1) / (m + pp - 1), per=lambda dp, tp: dp):
     """Of all that fits: the smallest bubble, then the smallest tp."""
     found, ranks = [], cluster["nodes"] * cluster["per_node"]
     for pp in range(1, ranks + 1):
@@ -98,10 +101,10 @@ def best_mesh(model, cluster, batch, *, bytes_of=held, inside=True, heads=True, 
                 continue
             if (even and model["layers"] % pp) or (whole and batch % dp):
                 continue
-            m = batch // dp
-            if not m or not (or_else or fits(bytes_of(model, pp, dp, tp, m), cluster["memory"])):
+            m = max(1, batch // per(dp, tp))
+            if batch < dp or not (or_else or fits(bytes_of(model, pp, dp, tp, m), cluster["memory"])):
                 continue
-            bubble = (pp - 1) / (m + pp - 1)
+            bubble = bubble_of(pp, m)
             bubble = bubble if digits is None else round(bubble, digits)
             found.append((tp, bubble, pp, dp) if first_tp else (sign * bubble, talk * tp, pp, dp))
     if not found:

@@ -4,8 +4,9 @@ import math
 
 from ....checks import exercise
 
-SIZES = {"tp": 2, "dp": 3, "pp": 4}
+SIZES = {"dp": 3, "pp": 4, "tp": 2}
 MEGATRON, PICOTRON = ("pp", "dp", "tp"), ("dp", "pp", "tp")
+FIXED = ("cp", *MEGATRON)
 
 
 def strides_of(order, sizes):
@@ -25,12 +26,14 @@ def with_itself(order, sizes):
            (13, "cp", ("cp", "tp", "pp", "dp"), {"dp": 2, "pp": 2, "cp": 2, "tp": 3})],
     mistakes={
         "reversed": lambda rank, axis, order, sizes: group_along(rank, axis, order[::-1], sizes),
-        "order of the sizes": lambda rank, axis, order, sizes: group_along(rank, axis, tuple(sizes)[::-1], sizes),
+        "order of the sizes": lambda rank, axis, order, sizes: group_along(rank, axis, tuple(sizes), sizes),
+        "always one order": lambda rank, axis, order, sizes: group_along(rank, axis, [each for each in FIXED if each in sizes], sizes),
         "neighbours": {"strides": lambda order, sizes: dict.fromkeys(order, 1)},
         "own size": {"strides": with_itself},
         "rank 0": {"first": lambda rank, own, stride: 0},
         "from this rank on": {"first": lambda rank, own, stride: rank},
         "without itself": {"among": lambda ranks, rank: [each for each in ranks if each != rank]},
+        "coordinates": {"among": lambda ranks, rank: list(range(len(ranks)))},
         "other axes": {"others": True},
     })
 def group_along(rank, axis, order, sizes, *, strides=strides_of, own=lambda rank, stride, size: rank // stride % size,

@@ -22,7 +22,7 @@ def stepped(answer, depth, rows, old=0.0):
                        for param in stage.parameters()]) for stage in stages]
     factors = [round((got.norm() / want.norm()).item(), 3) for got, want in zip(came, wanted)]
     seen = {"last": factors[-1], "factors": factors} if len(set(rows)) == 1 else {}
-    return seen | {"gradients": all(torch.allclose(got, want, atol=1e-5) for got, want in zip(came, wanted)),
+    return seen | {"added" if old else "gradients": all(torch.allclose(got, want, atol=1e-5) for got, want in zip(came, wanted)),
                    "loss": round(float(torch.as_tensor(returned).detach()), 4), "_loss": loss}
 
 
@@ -35,14 +35,14 @@ def stepped(answer, depth, rows, old=0.0):
         "sums": {"weigh": lambda x, inputs: 1.0},
         "means of means": {"weigh": lambda x, inputs: 1 / len(inputs)},
         "rows of the first": {"weigh": lambda x, inputs: len(x) / (len(inputs) * len(inputs[0]))},
-        "first stage alone": {"at_first": True},
+        "first stage alone": ({"at_first": "always"}, {"at_first": "passed on"}),
         "last micro-batch alone": {"forgets": True},
         "old gradients": {"clears": True},
-        "loss of the last": {"total": lambda losses: losses[-1]},
+        "loss of the last": ({"total": lambda losses: losses[-1]}, {"total": lambda losses: losses[-1], "raw": True}),
         "sum of losses": {"raw": True},
     })
 def pipeline_step(stages, inputs, targets, loss, *, weigh=lambda x, inputs: len(x) / sum(map(len, inputs)),
-                  everywhere=False, at_first=False, forgets=False, total=sum, raw=False, clears=False):
+                  everywhere=False, at_first="", forgets=False, total=sum, raw=False, clears=False):
     """The loss is scaled once, where it is computed."""
     losses = []
     for stage in stages if clears else ():
@@ -61,7 +61,7 @@ def pipeline_step(stages, inputs, targets, loss, *, weigh=lambda x, inputs: len(
         gradient = None
         for number, (_, x, out) in reversed(list(enumerate(values))):
             if gradient is None:
-                (error * (1 if at_first and number else weight)).backward()
+                (error * (1 if at_first and (number or at_first == "passed on") else weight)).backward()
             else:
                 torch.autograd.backward(out * (weight if everywhere or (at_first and number == 0) else 1), gradient)
             gradient = x.grad

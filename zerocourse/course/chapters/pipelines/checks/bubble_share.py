@@ -20,12 +20,13 @@ from ....checks import exercise
         "rounded down": {"whole": math.floor},
         "rounded": {"whole": round},
         "below": {"whole": lambda need: math.floor(need) + 1},
-        "none": {"least": 0},
+        "none": {"least": lambda ranks: 0},
+        "at least p": {"least": lambda ranks: ranks},
     })
 def micro_batches_for(ranks, percent, chunks, *, lost=lambda ranks: ranks - 1, rest=lambda percent: 100 - percent,
                       by_chunks=lambda chunks: chunks, group=lambda ranks, chunks: ranks if chunks > 1 else 1,
-                      whole=math.ceil, least=1):
+                      whole=math.ceil, least=lambda ranks: 1):
     """From (p − 1)/(v m + p − 1) ≤ share."""
     need = whole(Fraction(lost(ranks) * rest(percent), percent * by_chunks(chunks)))
     size = group(ranks, chunks)
-    return -(-max(least, need) // size) * size
+    return -(-max(least(ranks), need) // size) * size

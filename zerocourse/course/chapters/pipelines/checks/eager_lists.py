@@ -45,6 +45,9 @@ def clocked(answer, ranks, micro_batches, forward, backward, transfer):
         "no transfers": {"more": lambda way, work: 0},
         "one way": {"more": lambda way, work: -(-way // work)},
         "rounded down": {"more": lambda way, work: 2 * way // work},
+        "four messages": {"more": lambda way, work: -(-4 * way // work)},
+        "one more": {"more": lambda way, work: 2 * way // work + 1},
+        "at least one": {"more": lambda way, work: max(1, -(-2 * way // work))},
         "forward alone": {"work": lambda forward, backward: forward},
         "backward alone": {"work": lambda forward, backward: backward},
         "backward is twice": {"work": lambda forward, backward: 3 * forward},
@@ -52,14 +55,16 @@ def clocked(answer, ranks, micro_batches, forward, backward, transfer):
         "GPipe": {"most": lambda warm_up, micro_batches: micro_batches},
         "more than there are": {"most": lambda warm_up, micro_batches: warm_up},
         "the same on every rank": {"hops": lambda ranks, rank: ranks - 1},
-        "once for all hops": {"once": True},
+        "once for all hops": {"widened": lambda rank, away: min(away, 1)},
+        "rank 0 alone": {"widened": lambda rank, away: 0 if rank else away},
         "mirrored": {"hops": lambda ranks, rank: rank},
     })
 def eager(ranks, micro_batches, rank, forward, backward, transfer, *, more=lambda way, work: -(-2 * way // work),
-          work=lambda forward, backward: forward + backward, most=min, hops=hops_of, once=False):
+          work=lambda forward, backward: forward + backward, most=min, hops=hops_of,
+          widened=lambda rank, away: away):
     """1F1B that begins with more forwards."""
     extra, away = more(transfer, work(forward, backward)), hops(ranks, rank)
-    warm_up = most(away + extra * (min(away, 1) if once else away), micro_batches)
+    warm_up = most(away + extra * widened(rank, away), micro_batches)
     actions = [("F", number) for number in range(warm_up)]
     for number in range(micro_batches - warm_up):
         actions += [("F", warm_up + number), ("B", number)]

@@ -33,11 +33,12 @@ CASES = [(TWO, 1, 2, 0), (lists("F0 B0"), 1, 2, 5), (lists("F0 F1", "F0 F1"), 1,
         "nobody waits": {"waits": ()},
         "gradients are there": {"waits": ("F",)},
         "its own forward": {"own": False},
-        "half a run": {"none": False},
+        "half a run": ({"none": lambda waits: False}, {"none": all}),
+        "end of rank 0": {"end": lambda clock: clock[0]},
     })
 def run_lists(lists, forward, backward, transfer, *, late=lambda kind, transfer: transfer, busy=lambda transfer: 0,
               idle=lambda begun, ended, most: most, frees=True, last=False, rounds=10**6, waits=("F", "B"), own=True,
-              none=True):
+              none=any, end=max):
     """Each rank goes on when what it needs has arrived."""
     ranks, at, clock, work = len(lists), [0] * len(lists), [0] * len(lists), [0] * len(lists)
     done, begun, kept, most_kept = {}, {}, [0] * len(lists), [0] * len(lists)
@@ -64,8 +65,8 @@ def run_lists(lists, forward, backward, transfer, *, late=lambda kind, transfer:
                 most_kept[rank] = max(most_kept[rank], kept[rank])
                 at[rank] += 1
                 moved = True
-    if none and any(at[rank] < len(actions) for rank, actions in enumerate(lists)):
+    if none(at[rank] < len(actions) for rank, actions in enumerate(lists)):
         return None
-    end = max(clock)
-    return {"end": end, "idle": [idle(begun.get(rank, 0), clock[rank], end) - work[rank] for rank in range(ranks)],
+    most = end(clock)
+    return {"end": most, "idle": [idle(begun.get(rank, 0), clock[rank], most) - work[rank] for rank in range(ranks)],
             "kept": kept if last else most_kept}

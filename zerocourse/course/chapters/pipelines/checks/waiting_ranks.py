@@ -30,10 +30,11 @@ CASES = [lists("send 1 a, recv 1 b", "send 0 b, recv 0 a"), lists("recv 1 b, sen
         "any message": {"same": lambda sent, rank, peer, name: any(each[:2] == (peer, rank) for each in sent)},
         "from anybody": {"same": lambda sent, rank, peer, name: any(each[2] == name for each in sent)},
         "to anybody": {"same": lambda sent, rank, peer, name: any(each[0] == peer and each[2] == name for each in sent)},
+        "taken away": {"stays": False},
         "the first alone": {"among": lambda stuck: stuck[:1]},
         "the others": {"among": None},
     })
-def stuck_ranks(lists, *, sends_wait=False, rounds=10**6, far=True, among=lambda stuck: stuck,
+def stuck_ranks(lists, *, sends_wait=False, rounds=10**6, far=True, among=lambda stuck: stuck, stays=True,
                 same=lambda sent, rank, peer, name: (peer, rank, name) in sent):
     """Each rank goes on while it can, until none can."""
     at, sent = [0] * len(lists), set()
@@ -50,6 +51,8 @@ def stuck_ranks(lists, *, sends_wait=False, rounds=10**6, far=True, among=lambda
                     if sends_wait and waiting != ("recv", rank, name):
                         break
                     sent.add((rank, peer, name))
+                elif not stays:
+                    sent.discard((peer, rank, name))
                 at[rank] += 1
                 moved = True
                 if not far:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .....parallel.pipeline import Action, Pipeline, Schedule, deadlock, problems, simulate, with_transfers
-from ....checks import Board, Trial, Wrong, exercise
+from ....checks import Board, Trial, When, Wrong, exercise
 
 SIZES = [(4, 8), (2, 4), (3, 7), (4, 2), (1, 3), (5, 5)]
 
@@ -95,6 +95,18 @@ def one_f_one_b(ranks, micro_batches, rank, *, warm=lambda ranks, rank, most: mi
 
 # 17.5 ---------------------------------------------------------------------------------------------------------------
 
+def without_weights(work):
+    """The order of F and B, in which an I is a B."""
+    return [("F" if kind == "F" else "B", number) for kind, number in work if kind != "W"]
+
+
+def is_early(work, rank, micro_batches):
+    """Does a W come before the I that is as many micro-batches later as rank r has room for?"""
+    at = {**{(kind, number): at for at, (kind, number) in enumerate(work)},
+          **{(part, number): at for at, (kind, number) in enumerate(work) if kind == "B" for part in "IW"}}
+    return any(at["W", number] < at["I", number + rank] for number in range(micro_batches - rank))
+
+
 def measured(answer, ranks, micro_batches):
     """What matters of a schedule whose backward comes in two parts."""
     plan = planned(answer, ranks, micro_batches, ("F", "B", "I", "W"))
@@ -104,9 +116,15 @@ def measured(answer, ranks, micro_batches):
         seen["_held"] = max(timing.in_flight(rank) for rank in range(ranks))
         seen["_idle"] = int(max(timing.idle(rank) for rank in range(ranks)))
         seen["_ranks"], seen["_goal"], seen["_makespan"] = ranks, ranks - 1, int(timing.makespan)
-        seen |= {"too many": seen["_held"] > ranks, "too slow": seen["_idle"] > ranks - 1}
+        works = [[(action.kind, action.micro_batch) for action in actions if not action.is_transfer] for actions in plan.actions]
+        begins = [next(at for at, (kind, _) in enumerate(work) if kind != "F") for work in works]
+        seen |= {"too many": seen["_held"] > ranks and next(
+                     ("forwards" for rank in range(ranks) if timing.in_flight(rank) > ranks and begins[rank] > ranks - rank), "W"),
+                 "too slow": seen["_idle"] > ranks - 1 and ("order" if any(
+                     without_weights(work) != one_f_one_b(ranks, micro_batches, rank) for rank, work in enumerate(works)) else
+                     "W" if any(is_early(work, rank, micro_batches) for rank, work in enumerate(works)) else "else")}
         # where nobody waits for it, a whole backward is as good as its two parts
-        seen["whole"] = seen["too slow"] and any(action.kind == "B" for actions in plan.actions for action in actions)
+        seen["whole"] = bool(seen["too slow"]) and any(kind == "B" for work in works[1:] for kind, _ in work)
     return seen
 
 
@@ -117,15 +135,17 @@ def measured(answer, ranks, micro_batches):
     board=(Board("units of time in all cases", lambda seen: sum(case["_makespan"] for case in seen[0][0]), 94, 94,
                  "the last rank has 3m units of work, and its first input comes after p − 1", ("too slow", "whole")),),
     mistakes={
-        "W at once": {"late": lambda ranks, rank: 0},
-        "W at the end": {"late": lambda ranks, rank: 10**6},
+        "too many forwards": ({"more": 1, "halves": True, "drain": True}, When("too many", lambda got, want: got == "forwards")),
+        "not 1F1B": ({"more": -1, "halves": True, "drain": True}, When("too slow", lambda got, want: got == "order")),
+        "W at once": {"late": lambda ranks, rank: 0, "halves": True, "drain": True},
+        "W at the end": {"late": lambda ranks, rank: 10**6, "halves": True, "drain": True},
         "whole backwards": {"halves": False},
         "W forgotten": {"drain": False},
-        "W before I": {"late": lambda ranks, rank: -1},
+        "W before I": {"late": lambda ranks, rank: -1, "halves": True, "drain": True},
     })
-def my_schedule(ranks, micro_batches, rank, *, late=lambda ranks, rank: rank, halves=True, drain=True):
+def my_schedule(ranks, micro_batches, rank, *, late=lambda ranks, rank: rank, halves=True, drain=True, more=0):
     """ZB-H1."""
-    warm_up = min(ranks - 1 - rank, micro_batches)
+    warm_up = min(max(0, ranks - 1 - rank + more), micro_batches)
     delay = late(ranks, rank)
     actions = [("F", number) for number in range(warm_up)]
     for number in range(micro_batches):
