@@ -29,7 +29,7 @@ def own_ranks(params, floor, card):
         "always some": {"least": float("-inf")},
         "14 bytes": {"share_of": lambda room: room // 14},
         "zero": {"none": 0},
-        "gave up early": lambda params, floor, card: next((ranks for ranks in [ranks_for_step(params, floor, card)] if ranks and ranks <= 1000), None),
+        "gave up early": lambda params, floor, card: next((n for n in [ranks_for_step(params, floor, card)] if n and n <= 1000), None),
         "one parameter": {"least": 2 * BYTES},
     })
 def ranks_for_step(params, floor, card, *, room_of=lambda floor, card: card - floor, share_of=lambda room: room // BYTES,

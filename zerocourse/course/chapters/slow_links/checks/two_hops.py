@@ -25,7 +25,8 @@ def reduced(answer, per_node, size, scale):
     def exchange(kind, comm, whole, scales):
         rows = comm.world_size
         if not (torch.is_tensor(whole) and torch.is_tensor(scales) and whole.dtype == torch.int8 and len(whole) == len(scales) == rows):
-            raise Wrong(f"it handed {told(whole)} and {told(scales)} to `{kind}`: int8 and fp32 tensors with {rows} row{'s' * (rows > 1)} are wanted", MISUSED)
+            raise Wrong(f"it handed {told(whole)} and {told(scales)} to `{kind}`: int8 and fp32 tensors with {rows} row{'s' * (rows > 1)} "
+                        "are wanted", MISUSED)
         if kind == "inside":
             magnitudes.append(127 * scales.sum().item())
         sent[kind] += (whole[0].nbytes + scales[0].nbytes) * (rows - 1)
