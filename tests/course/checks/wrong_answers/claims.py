@@ -47,6 +47,19 @@ def asks_whether_it_fits(params, ranks, card, micro_batches, stage):
     return ("true" if stage in left else "false"), best, left[best]
 
 
+@wrong("26.4", "other traffic")
+def forgets_the_gather_of_stage_2(params, ranks, card, micro_batches, stage):
+    least = None
+    for number, sharded in enumerate((0, 12, 14, 16)):
+        room = card * ranks - params * ((16 - sharded) * ranks + sharded)
+        sent = (2, 2, micro_batches, 3 * micro_batches)[number]
+        if room >= 0 and (least is None or sent <= least[0]):
+            least = sent, number, room // ranks
+    if least is None:
+        return "false", None, None
+    return ("true" if stage == least[1] else "false"), *least[1:]
+
+
 @wrong("26.5", "time saved")
 def says_how_much_time_is_saved(off, on, claimed):
     def union(events, verbs):
@@ -95,6 +108,27 @@ def counts_passes(events_of, settings):
     if len(good) == len(settings):
         return "true", []
     return ("true only if", good) if good else ("false", [])
+
+
+@wrong("26.7", "each rank")
+def averages_ratios(events_of, settings):
+    def sent(stage, ranks, micro, rank):
+        return sum(event["bytes"] for event in events_of(stage, ranks, micro, rank) if event["verb"] != "wait")
+
+    good = [(ranks, micro) for ranks, micro in settings
+            if abs(sum(sent(3, ranks, micro, rank) / sent(0, ranks, micro, rank) for rank in range(ranks)) / ranks - 1.5) < 0.01]
+    return ("true", []) if len(good) == len(settings) else ("true only if", good) if good else ("false", [])
+
+
+@wrong("26.7", "a verb is missing")
+def looks_at_stage_3_verbs(events_of, settings):
+    good = []
+    for ranks, micro in settings:
+        zero, three = (sum(event["bytes"] for rank in range(ranks) for event in events_of(stage, ranks, micro, rank)
+                           if event["verb"] in ("all_gather", "reduce_scatter")) for stage in (0, 3))
+        if abs(three - 1.5 * zero) < 0.01 * zero:
+            good.append((ranks, micro))
+    return ("true", []) if len(good) == len(settings) else ("true only if", good) if good else ("false", [])
 
 
 # 26.w1 --------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,12 @@ def states_alone(params, floor, card):
     return math.ceil(params / (card // 16))
 
 
+@wrong("25.1", "one parameter")
+def wants_room_for_two(params, floor, card):
+    share = (card - floor) // 16
+    return math.ceil(params / share) if share > 1 else None
+
+
 @wrong("25.2", "lost")
 def all_alike(numel, ranks, align):
     size = -(-numel // align) // ranks * align
@@ -34,6 +40,23 @@ def adds_up_waits(events, ranks, latency):
             turns += latency * (ranks - 1)
     helps = "nothing" if not took["wait"] else "fewer ranks" if turns > took["sent"] / 2 else "a faster link"
     return {"exposed": took["wait"], "latency": turns, "helps": helps}
+
+
+@wrong("25.3", "as they come")
+def stops_at_what_begins_later(events, ranks, latency):
+    exposed = took = turns = 0
+    for one in events:
+        if one["verb"] in ("all_gather", "reduce_scatter"):
+            took += one["end"] - one["start"]
+            exposed += one["end"] - one["start"]
+            turns += latency * (ranks - 1)
+            for other in events:
+                if other["verb"] in ("forward", "backward", "step"):
+                    if other["start"] >= one["end"]:
+                        break
+                    exposed -= max(0, min(one["end"], other["end"]) - max(one["start"], other["start"]))
+    helps = "nothing" if not exposed else "fewer ranks" if 2 * turns > took else "a faster link"
+    return {"exposed": exposed, "latency": turns, "helps": helps}
 
 
 @wrong("25.4", "as many gradients")

@@ -12,6 +12,12 @@ def sends_once(params, ranks, group, micro_batches, each):
     return inside, times * 2 * params // group * (nodes - 1) // nodes
 
 
+@wrong("20.1", "whole bytes")
+def drops_fractions(params, ranks, group, micro_batches, each):
+    nodes = ranks // group
+    return 6 * micro_batches * params * (group - 1) // group, 4 * (micro_batches if each else 1) * params * (nodes - 1) // ranks
+
+
 @wrong("20.2", "the node")
 def always_eight(ranks, card):
     return 8
@@ -55,6 +61,12 @@ class ClearsOnUpdate:
         pass
 
 
+@wrong("20.4", "asked at once")
+class RenewsEagerly(ClearsOnUpdate):
+    def written(self, unit):
+        self.copies[unit] = self.gather(unit)
+
+
 @wrong("20.4", "shared")
 class OneForAllObjects:
     copies = {}
@@ -96,6 +108,19 @@ def cuts_in_order(bucket, nodes, per_node, inside, between):
 
     in_node = sent(torch.stack(bucket.chunk(per_node)), inside)
     return sent(torch.stack(in_node.chunk(nodes)), between)
+
+
+@wrong("20.6", "over 127")
+def clamps_at_127(bucket, nodes, per_node, inside, between):
+    def sent(rows, way):
+        blocks = rows.unflatten(1, (-1, 4))
+        scales = blocks.abs().amax(2, keepdim=True) / 128
+        whole = (blocks / scales.where(scales > 0, 1)).round().clamp(-127, 127).to(torch.int8)
+        whole, scales = way(whole.flatten(1), scales[..., 0])
+        return (whole.unflatten(1, (-1, 4)).float() * scales[..., None]).flatten(1).sum(0)
+
+    rows = bucket.view(nodes, per_node, -1).transpose(0, 1).flatten(1)
+    return sent(sent(rows, inside).view(nodes, -1), between)
 
 
 # 20.w1 --------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ FOUND = [
     (0.3, 0.5, {"1": 0.72, "2": 0.36, "8": 0.09}), (0.3, 0.5, {"1": 0.31, "4": 0.5}), (0.3, 0.5, {"1": 0.1, "2": 0.2}),
     (0.3, 0.5, {}), (0.3, 0.5, {"1": 0.2, "2": 0.6}), (2, 2, {"stage 1": 2, "stage 2": 5}),
     (1, 3, {"a": nan, "b": 2}), (1, 3, {"a": nan}), (0, 10, {"z": 5, "b": 11, "a": 10, "c": 0}),
-    (1, 3, {"b": 2, "a": nan}), (0, 1, {"a": 1.0000001}), (0, 1, {"a": 0, "B": 1, "c": 5})]
+    (1, 3, {"b": 2, "a": nan}), (0, 1, {"a": 1.0000001}), (0, 1, {"a": 0, "B": 1, "c": 5}), (1, 3, {"a": 2})]
 
 
 def holds_in(value, low, high):
@@ -27,6 +27,7 @@ def holds_in(value, low, high):
         "nothing is true": {"nothing": "true"},
         "nothing is false": {"nothing": "false"},
         "NaN holds": {"holds": lambda value, low, high: not (value < low or value > high)},
+        "NaN was not measured": lambda low, high, found: verdict_of(low, high, {name: value for name, value in found.items() if value == value}),
         "limits left out": {"holds": lambda value, low, high: low < value < high},
         "upper limit left out": {"holds": lambda value, low, high: low <= value < high},
         "lower limit left out": {"holds": lambda value, low, high: low < value <= high},
@@ -57,7 +58,7 @@ RUNS = [
     (2, 2, runs((2, 1, 2), (4, 1, 2), (2, 4, 5), (4, 8, 9))),
     (0.7, 1, runs((2, 1, 0.4), (64, 1, 0.74), (16, 4, 0.7), (8, 4, 0.66))),
     (1, 2, runs((2, 1, 1), (4, 4, 2))), (1, 2, runs((2, 1, 3), (4, 4, 0))), (1, 2, []),
-    (1, 2, runs((2, 1, 1), (2, 1, 3))),
+    (1, 2, runs((2, 1, 1), (2, 1, 3))), (1, 2, runs((2, 1, 3), (2, 1, 1))),
     (1, 2, runs((4, 1, 1), (2, 2, 1), (3, 3, 5))),
     (1, 2, runs((2, 2, 1), (4, 1, 1), (2, 4, 7), (8, 8, 7))),
     (1, 2, runs((2, 1, nan), (4, 2, 1), (8, 1, 2))),
@@ -90,8 +91,8 @@ def separates(sign, bound, good, bad):
         "limits left out": {"holds": lambda value, low, high: low < value < high},
         "nothing is true": {"nothing": "true"},
         "no condition is false": {"otherwise": "false"},
-        "the middle": {"bound": lambda sign, good, bad: (min(good) + max(bad)) / 2 if sign == ">="
-                       else (max(good) + min(bad)) / 2},
+        "the middle": ({"bound": lambda sign, good, bad: (min(good) + max(bad)) / 2 if sign == ">=" else (max(good) + min(bad)) / 2},
+                       {"bound": lambda sign, good, bad: max(bad) + 1 if sign == ">=" else min(bad) - 1}),
     })
 def condition_of(low, high, runs, *, signs=(">=", "<="),
                  bound=lambda sign, good, bad: min(good) if sign == ">=" else max(good),

@@ -68,7 +68,7 @@ def least_ranks(percent, stage, *, shared=None, at_limit=None, rounding=lambda n
         "one too few": {"rounding": lambda number: number // 1},
         "rounded percent": lambda percent, stage: least_ranks(percent - Fraction(1, 2), stage),
         "gave up early": {"most": 64},
-        "one too many": {"rounding": lambda number: number // 1 + 1},
+        "one too many": ({"rounding": lambda number: number // 1 + 1}, {"rounding": lambda number: number // 1 + 1, "nothing": False}),
         "stage 2 without parameters": {"shared": {0: 0, 1: 12, 2: 16, 3: 16}},
         "averages alone": {"shared": {0: 0, 1: 8, 2: 10, 3: 16}},
         "0 are never saved": {"nothing": False},
@@ -87,7 +87,7 @@ NEEDS = [(7 * GB, 8, 24 * GIB, 1, 3), (7 * GB, 8, 80 * GB, 1, 3), (7 * GB, 8, 80
          (10**12, 64, 32 * GB, 1, 3), (7 * GB, 8, 30 * GB, 4, 2), (10**8, 4, 80 * GB, 16, 0), (10**8, 4, 80 * GB, 1, 0),
          (10**8, 4, 80 * GB, 4, 1), (4 * GB, 8, 22 * GB, 4, 1), (4 * GB, 8, 21 * GB, 4, 1),
          (7 * GB, 8, 26_250_000_000, 4, 2), (7, 3, 40, 1, 3), (7, 3, 46, 1, 2),
-         (3 * GB, 6, 13 * GB, 2, 2)]
+         (3 * GB, 6, 13 * GB, 2, 2), (7 * GB, 8, 80 * GB, 2, 1)]
 
 
 def sent_passes(stage, micro_batches):
@@ -95,11 +95,19 @@ def sent_passes(stage, micro_batches):
     return {0: 2, 1: 2, 2: micro_batches + 1, 3: 3 * micro_batches}[stage]
 
 
+def but(*stages, of):
+    """The same, but for some stages."""
+    return {"sent": lambda stage, count: of(count) if stage in stages else sent_passes(stage, count)}
+
+
 @exercise(
     "26.4", "Defend a configuration", minutes=25, difficulty=2, replaces=FORMULAS,
     cases=NEEDS,
     mistakes={
-        "fits, so needed": {"judge": lambda stage, best, fitting: "true" if stage in fitting else "false"},
+        "fits, so needed": {"judge": lambda stage, best, fitting, equal: "true" if stage in fitting else "false"},
+        "sends as little": {"judge": lambda stage, best, fitting, equal: "true" if stage in equal else "false"},
+        "other traffic": (but(2, of=lambda count: count), but(3, of=lambda count: 3), but(3, of=lambda count: 2 * count),
+                          but(0, 1, of=lambda count: 2 * count)),
         "one micro-batch": {"sent": lambda stage, count: {0: 2, 1: 2, 2: 2, 3: 3}[stage]},
         "the lowest that fits": {"order": lambda sent, stage: stage},
         "the highest that fits": {"order": lambda sent, stage: -stage},
@@ -110,7 +118,7 @@ def sent_passes(stage, micro_batches):
     })
 def is_needed(params, ranks, card, micro_batches, stage, *, sent=sent_passes, whole=WHOLE,
               order=lambda sent, stage: (sent, -stage),
-              judge=lambda stage, best, fitting: "true" if stage == best else "false",
+              judge=lambda stage, best, fitting, equal: "true" if stage == best else "false",
               room_of=lambda stage, best: best, fits=lambda nbytes, card: nbytes <= card,
               nothing=("false", None, None)):
     """Is this the stage to take, which is it else, and how much room does that one leave?"""
@@ -120,4 +128,5 @@ def is_needed(params, ranks, card, micro_batches, stage, *, sent=sent_passes, wh
         return nothing
     best = min(fitting, key=lambda each: order(sent(each, micro_batches), each))
     room = left[room_of(stage, best)]
-    return judge(stage, best, fitting), best, int(room // 1)
+    equal = [each for each in fitting if sent(each, micro_batches) == sent(best, micro_batches)]
+    return judge(stage, best, fitting, equal), best, int(room // 1)

@@ -9,10 +9,10 @@ def timeline(text):
             for verb, start, end in (row.split() for row in text.split(", "))]
 
 
-def seconds_of(intervals):
+def seconds_of(intervals, order=sorted):
     """During which at least one of them is under way."""
     total, until = 0.0, float("-inf")
-    for start, end in sorted(intervals):
+    for start, end in order(intervals):
         total += max(0.0, end - max(start, until))
         until = max(until, end)
     return total
@@ -41,6 +41,7 @@ PAIRS = [  # off, on, claimed
     ("all_gather 0 3.5, forward 3.5 13.5", "all_gather 0 3.5, forward 1 11", 0.23),
     ("all_gather 0 1, forward 1 4", "all_gather 0 1, forward 0 3", 0.333),
     ("all_gather 0 1, forward 30 40", "all_gather 0 1, forward 1 10", 2.0),  # more than prefetching could explain
+    ("backward 6 14, forward 2 6, all_gather 0 2", "all_gather 0 2, forward 1 5, backward 5 13", 0.05),
 ]
 
 
@@ -66,6 +67,7 @@ def of_step(events):
         "upside down": {"gain": lambda off, on: on / off - 1},
         "a factor": {"gain": lambda off, on: off / on},
         "added up": {"count": lambda each: sum(end - start for start, end in each)},
+        "not sorted": {"count": lambda each: seconds_of(each, list)},
         "from first to last": {"count": lambda each: max(end for _, end in each) - min(start for start, _ in each)},
         "computing alone": {"bound": lambda compute, sent: (compute + sent) / compute - 1},
         "sending alone": {"bound": lambda compute, sent: (compute + sent) / sent - 1},

@@ -29,6 +29,8 @@ def own_ranks(params, floor, card):
         "always some": {"least": float("-inf")},
         "14 bytes": {"share_of": lambda room: room // 14},
         "zero": {"none": 0},
+        "gave up early": lambda params, floor, card: next((n for n in [ranks_for_step(params, floor, card)] if n and n <= 1000), None),
+        "one parameter": {"least": 2 * BYTES},
     })
 def ranks_for_step(params, floor, card, *, room_of=lambda floor, card: card - floor, share_of=lambda room: room // BYTES,
                    ranks_of=lambda params, share: int(-(-params // share)), least=BYTES, none=None):
@@ -70,7 +72,8 @@ def floored(numel, ranks, align):
     "25.2", "Find the bug: fine with two ranks", minutes=20, difficulty=2,
     cases=[(48, 4, 4), (36, 2, 8), (26, 8, 4), (46, 4, 4), (118, 8, 4), (0, 3, 8), (5, 1, 4), (3, 2, 8), (797, 64, 8), (90, 7, 1), (12, 3, 4)],
     mistakes={
-        "the bug": floored,
+        "the bug": (floored, {"sizes": all_to(first=False)}),
+        "no unit": lambda numel, ranks, align: [*cut_aligned(numel // align * align, ranks, align)[:-1], numel],
         "on the first": {"sizes": all_to(first=True)},
         "rounded up": {"sizes": ceiled},
         "not aligned": lambda numel, ranks, align: cut_aligned(numel, ranks, 1),

@@ -34,6 +34,7 @@ def there_and_back(count):
         "reduced too early": {"reduced": "begin"},
         "not reduced": {"reduced": None},
         "waits alone": {"stands": lambda seconds, compute, waits: sum(waits)},
+        "the first wait": {"stands": lambda seconds, compute, waits: seconds - compute - waits[0]},
         "last of equals": {"longest": lambda waits: max(range(len(waits)), key=lambda at: (waits[at], at))},
     })
 def simulate_rank(blocks, ranks, rate, latency, *, ahead=True, again=False, keeps=False, queue=max, order=there_and_back,

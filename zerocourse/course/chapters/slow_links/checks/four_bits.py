@@ -48,6 +48,7 @@ def apart(payload):
         "not rounded": {"rounded": torch.trunc},
         "halves up": ({"rounded": lambda x: (x + 0.5).floor()}, {"rounded": lambda x: (x.abs() + 0.5).floor() * x.sign()}),
         "zeros have 1": {"scale_of": lambda scales: scales.where(scales > 0, 1)},
+        "zeros divide": {"safe": lambda scales: scales, "rounded": lambda x: x.round().nan_to_num(-8.0)},  # NaN + 8 becomes 0
         "small ones are zeros": {"safe": lambda scales: scales.clamp(min=1e-8)},
         "block by numel": {"length": lambda whole, scales, numel: -(-numel // len(scales) // 2) * 2},
         "eight levels": {"levels": 8},

@@ -7,34 +7,37 @@ from ....checks import Board, Trial, Wrong, exercise
 @exercise(
     "20.1", "Inside the node, and between nodes", minutes=15, difficulty=2,
     cases=[(4800, 16, 4, 1, True), (4800, 4, 4, 1, True), (4800, 16, 1, 1, True), (4800, 16, 4, 3, True),
-           (4800, 16, 4, 3, False), (9600, 64, 8, 2, False), (9600, 6, 2, 1, False), (1000, 12, 3, 1, True)],
+           (4800, 16, 4, 3, False), (9600, 64, 8, 2, False), (9600, 6, 2, 1, False), (1000, 12, 3, 1, True), (7, 8, 4, 1, True)],
     mistakes={
-        "two passes": {"passes": 2},
+        "two passes": {"passes": lambda count: 2 * count},
         "all ranks": {"inside_group": lambda ranks, group: ranks},
         "whole": {"inside_part": lambda group: 1},
         "one way": {"ways": 1},
         "whole gradients": {"slice_of": lambda params, group: params},
         "wrong slice": {"slice_of": lambda params, group: params * group},
-        "all of the slice": {"between_part": lambda nodes: 1 if nodes > 1 else 0},
+        "all of the slice": ({"between_part": lambda nodes: nodes > 1}, {"between_part": lambda nodes: 1}),
+        "to each node": {"between_part": lambda nodes: nodes - 1},
         "every rank is a node": {"nodes_of": lambda ranks, group: ranks},
-        "one micro-batch": {"micro": lambda count: 1},
+        "one micro-batch": ({"passes": lambda count: 3}, {"passes": lambda count: 2 * count + 1}, {"passes": lambda count: count + 2}),
         "always each": {"sums": lambda count, each: count},
         "never each": {"sums": lambda count, each: 1},
         "fp32": {"size": 4},
         "swapped": {"turned": True},
+        "whole bytes": ({"number": int}, {"number": round}),
         "whole elements": lambda params, ranks, group, micro_batches, each: (
             6.0 * micro_batches * (params // group) * (group - 1),
             4.0 * (params // group // (ranks // group)) * (ranks // group - 1) * (micro_batches if each else 1)),
     })
-def hybrid_bytes(params, ranks, group, micro_batches, each, *, passes=3, inside_group=lambda ranks, group: group,
+def hybrid_bytes(params, ranks, group, micro_batches, each, *, passes=lambda count: 3 * count, inside_group=lambda ranks, group: group,
                  inside_part=lambda group: (group - 1) / group, ways=2, slice_of=lambda params, group: params / group,
                  between_part=lambda nodes: (nodes - 1) / nodes, nodes_of=lambda ranks, group: ranks // group,
-                 micro=lambda count: count, sums=lambda count, each: count if each else 1, size=2, turned=False):
+                 sums=lambda count, each: count if each else 1, size=2, turned=False, number=float):
     """(inside, between) of one rank in a step."""
     nodes, members = nodes_of(ranks, group), inside_group(ranks, group)
-    inside = size * passes * micro(micro_batches) * params * inside_part(members)
+    inside = size * passes(micro_batches) * params * inside_part(members)
     between = size * ways * sums(micro_batches, each) * slice_of(params, group) * between_part(nodes)
-    return (between, inside) if turned else (inside, between)
+    both = number(inside), number(between)
+    return both[::-1] if turned else both
 
 
 # 20.2 ---------------------------------------------------------------------------------------------------------------
@@ -77,20 +80,22 @@ def chosen(answer, ranks, card):
             "seconds": seconds(ranks, group) if ranks % group == 0 else 0.0} | told
 
 
-CLUSTERS = [(64, 80e9), (6000, 200e9), (1536, 24e9), (96, 14e9), (48, 30e9), (8, 200e9), (8, 20e9), (8, 12e9)]
+CLUSTERS = [(64, 80e9), (6000, 200e9), (1536, 24e9), (96, 14e9), (48, 30e9), (8, 200e9), (16, 80e9), (96, 13.5e9), (8, 20e9), (8, 17e9),
+            (8, 15e9)]
 
 
 @exercise(
     "20.2", "Beat this number: how large a group?", minutes=30, difficulty=3,
     trials=[Trial(CLUSTERS, chosen, close=1e-4)],
-    board=(Board("simulated seconds in all cases", lambda seen: sum(case.get("seconds", 0.0) for case in seen[0][0]), 1.7154766666666668,
-                 1.7154766666666668,
+    board=(Board("simulated seconds in all cases", lambda seen: sum(case.get("seconds", 0.0) for case in seen[0][0]), 2.1777433333333334,
+                 2.1777433333333334,
                  "all divisors were tried", ("seconds",)),),
     mistakes={
         "all ranks": ({"choose": lambda ranks, groups: max(groups)}, {"cost": {"latency": 0.0}}),
         "smallest": ({"choose": lambda ranks, groups: min(groups)}, {"cost": {"replicas": False}}),
         "the node": {"allowed": lambda ranks, card: [NODE]},
-        "does not fit": {"allowed": lambda ranks, card: divisors(ranks)},
+        "does not fit": ({"allowed": lambda ranks, card: divisors(ranks)},
+                         {"allowed": lambda ranks, card: [group for group in divisors(ranks) if (16 * PARAMS + FLOOR) / group <= card]}),
         "no floor": {"allowed": lambda ranks, card: [group for group in divisors(ranks) if states_bytes(group) - FLOOR <= card]},
         "powers of two": {"allowed": lambda ranks, card: [group for group in divisors(ranks) if states_bytes(group) <= card
                                                           and group & (group - 1) == 0]},

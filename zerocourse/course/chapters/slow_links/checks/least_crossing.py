@@ -34,7 +34,7 @@ def instead(name, place, value):
 @exercise(
     "20.5", "Choose what crosses", minutes=25, difficulty=2, cases=CASES,
     mistakes={
-        "three passes": {"ways_of": instead("hybrid", 0, lambda nodes, per_node: 3)},
+        "three passes": ({"ways_of": instead("hybrid", 0, lambda nodes, per_node: 3)}, {"ways_of": instead("hybrid", 0, lambda nodes, per_node: 1)}),
         "a ring": {"ways_of": instead("one group", 0, lambda nodes, per_node: 3)},
         "hybrid holds little": {"ways_of": instead("hybrid", 1, lambda nodes, per_node: Fraction(16, nodes * per_node))},
         "copy forgotten": {"ways_of": instead("ZeRO++", 1, lambda nodes, per_node: Fraction(16, nodes * per_node))},

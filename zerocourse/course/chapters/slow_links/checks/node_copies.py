@@ -14,12 +14,14 @@ RUNS = {
     "weights loaded before anything": "/a a b + /a a b",
     "an update before anything": "+ a a",
     "a step that evaluates between": "a b b a + a b a b",
+    "three units": "a b c c b a + a b c c b a",
+    "weights loaded twice": "a b b /a /a a b /a a + a b",
 }
 
 
 def replayed(answer, run):
     """What it returned for each unit, and for which it asked the other nodes."""
-    weights, asked, seen = {"a": 1, "b": 100}, [], []
+    weights, asked, seen = {"a": 1, "b": 100, "c": 10_000}, [], []
 
     def gather(unit):
         asked.append(unit)
@@ -47,28 +49,29 @@ def replayed(answer, run):
     trials=[Trial([(run,) for run in RUNS], replayed)],
     mistakes={
         "never renewed": {"on_update": lambda kept: None},
-        "loaded weights ignored": {"on_write": lambda kept, unit: None},
-        "everything dropped": {"on_write": lambda kept, unit: kept.clear()},
+        "loaded weights ignored": {"on_write": lambda copy, unit: None},
+        "everything dropped": {"on_write": lambda copy, unit: copy.kept.clear()},
+        "asked at once": {"on_write": lambda copy, unit: copy.kept.update({unit: copy.gather(unit)})},
         "never kept": {"keeps": False},
-        "one unit": {"only": True},
+        "one unit": ({"most": 1}, {"most": 2}),
         "the copy itself": ({"clones": False}, {"clones": "later"}),
         "shared": lambda gather, kept={}: NodeCopies(gather, kept=kept),
     })
 class NodeCopies:
     """A copy of each unit, from the first time that it is wanted until its weights change."""
 
-    def __init__(self, gather, *, on_update=dict.clear, on_write=lambda kept, unit: kept.pop(unit, None), keeps=True, only=False, clones=True,
+    def __init__(self, gather, *, on_update=dict.clear, on_write=lambda copy, unit: copy.kept.pop(unit, None), keeps=True, most=None, clones=True,
                  kept=None):
         self.gather, self.kept = gather, {} if kept is None else kept
-        self.on_update, self.on_write, self.keeps, self.only, self.clones = on_update, on_write, keeps, only, clones
+        self.on_update, self.on_write, self.keeps, self.most, self.clones = on_update, on_write, keeps, most, clones
 
     def unshard(self, unit):
         if unit not in self.kept:
             weights = self.gather(unit)
             if not self.keeps:
                 return weights
-            if self.only:
-                self.kept.clear()
+            if len(self.kept) == self.most:
+                self.kept.pop(next(iter(self.kept)))
             self.kept[unit] = weights
             if self.clones == "later":
                 return weights
@@ -78,4 +81,4 @@ class NodeCopies:
         self.on_update(self.kept)
 
     def written(self, unit):
-        self.on_write(self.kept, unit)
+        self.on_write(self, unit)

@@ -17,12 +17,18 @@ def reduced(answer, per_node, size, scale):
     groups = [[at * per_node + other for other in range(per_node)] for at in range(nodes)], [
         [other * per_node + at for other in range(nodes)] for at in range(per_node)]
     comms = [Comm(new_group(ranks), timeout=4) for ranks in groups]
-    sent = {"inside": 0, "between": 0}
+    sent, magnitudes = {"inside": 0, "between": 0}, []
+
+    def told(tensor):
+        return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" if torch.is_tensor(tensor) else a(tensor)
 
     def exchange(kind, comm, whole, scales):
         rows = comm.world_size
         if not (torch.is_tensor(whole) and torch.is_tensor(scales) and whole.dtype == torch.int8 and len(whole) == len(scales) == rows):
-            raise Wrong(f"it handed {a(whole)} and {a(scales)} to `{kind}`: int8 and fp32 tensors with {rows} rows are wanted", MISUSED)
+            raise Wrong(f"it handed {told(whole)} and {told(scales)} to `{kind}`: int8 and fp32 tensors with {rows} row{'s' * (rows > 1)} "
+                        "are wanted", MISUSED)
+        if kind == "inside":
+            magnitudes.append(127 * scales.sum().item())
         sent[kind] += (whole[0].nbytes + scales[0].nbytes) * (rows - 1)
         arrived = [torch.empty_like(each.contiguous()) for each in (whole, scales)]
         for each, into in zip((whole, scales), arrived, strict=True):
@@ -39,15 +45,15 @@ def reduced(answer, per_node, size, scale):
         raise Wrong(f"it returned {a(out)}: return the sum of this rank's slice, {[size]}", MISUSED)
     seen = {"finite": bool(out.isfinite().all())}
     return seen | {"output": out.detach().double() / sizes[rank * size:(rank + 1) * size], "inside": sent["inside"], "between": sent["between"],
-                   "dtype": str(out.dtype)} if seen["finite"] else seen
+                   "dtype": str(out.dtype), "scales": sum(magnitudes) / bucket.view(-1, BLOCK).abs().amax(1).sum().item()} if seen["finite"] else seen
 
 
-def quantized(rows, block, nearest=torch.round):
+def quantized(rows, block, nearest=torch.round, levels=127):
     """(whole (R, n) int8, scales (R, blocks))."""
     blocks = rows.reshape(len(rows), -1, block)
-    scales = blocks.abs().amax(2) / 127
+    scales = blocks.abs().amax(2) / levels
     whole = (blocks / scales.where(scales > 0, 1)[..., None])
-    return nearest(whole).to(torch.int8).flatten(1), scales
+    return nearest(whole).clamp(-127, 127).to(torch.int8).flatten(1), scales
 
 
 def restored(whole, scales):
@@ -62,7 +68,7 @@ def by_neighbour(bucket, nodes, per_node, size):
 @exercise(
     "20.6", "A reduction in two hops", minutes=50, difficulty=3, timeout=20,
     replaces=("zerocourse.parallel.plusplus.two_level:*", "zerocourse.parallel.plusplus.blocks:*"),
-    trials=[Trial([(2, 8, 1.0), (2, 12, 1e-3), (2, 4, 0.0)], reduced, worlds=(2, 4), close=0.05)],
+    trials=[Trial([(2, 8, 1.0), (2, 12, 1e-3), (2, 4, 0.0)], reduced, worlds=(2, 4), close={"output": 0.05, "scales": 1e-3})],
     mistakes={
         "rows of nodes": {"rows": lambda bucket, nodes, per_node, size: bucket.view(per_node, nodes * size)},
         "cut off": ({"nearest": torch.trunc}, {"nearest": torch.floor}),
@@ -71,15 +77,16 @@ def by_neighbour(bucket, nodes, per_node, size):
         "own alone": {"add": lambda rows: rows[0]},
         "everything between": {"all_between": True},
         "inside alone": {"second": False},
+        "over 127": ({"levels": 128}, {"levels": 126}, {"levels": 127.5}),
         "one scale": {"block": lambda numel: numel},
         "not rounded again": {"again": True},
     })
 def reduce(bucket, nodes, per_node, inside, between, *, rows=by_neighbour, add=lambda rows: rows.sum(0), early=False, all_between=False, second=True,
-           block=lambda numel: BLOCK, again=False, nearest=torch.round):
+           block=lambda numel: BLOCK, again=False, nearest=torch.round, levels=127):
     """Inside of the node for the ranks of each number, then between the nodes."""
     size = len(bucket) // (nodes * per_node)
     of_neighbours = rows(bucket, nodes, per_node, size)
-    whole, scales = inside(*quantized(of_neighbours, block(nodes * size), nearest))
+    whole, scales = inside(*quantized(of_neighbours, block(nodes * size), nearest, levels))
     in_node = add(restored(whole, scales))
     if early:
         in_node = restored(whole.sum(0, dtype=torch.int8)[None], scales.mean(0)[None])[0]
@@ -89,6 +96,6 @@ def reduce(bucket, nodes, per_node, inside, between, *, rows=by_neighbour, add=l
         return restored(whole, scales).sum(0)[:size]
     if not second:
         return in_node.view(nodes, size)[0]
-    whole, scales = between(*quantized(in_node.view(nodes, size), block(size), nearest))
+    whole, scales = between(*quantized(in_node.view(nodes, size), block(size), nearest, levels))
     total = add(restored(whole, scales))
     return total.to(torch.bfloat16).float().half() if again else total
