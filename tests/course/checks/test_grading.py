@@ -328,6 +328,16 @@ def test_values_travel_as_data(value):
     assert found == value and type(found) is type(value)
 
 
+class Misfit(ValueError):
+    pass
+
+
+def test_an_error_stands_for_those_from_which_it_is_derived():
+    own, asked = (decode(json.loads(json.dumps(encode(Raised.of(error, ""))))) for error in (Misfit(), ValueError()))
+    assert own == asked and asked != own and own != Raised.of(KeyError(), "")
+    assert own.bases == ("ValueError",) and asked.bases == ()
+
+
 @pytest.mark.parametrize("tensor", [
     torch.arange(6.0).reshape(2, 3).t(), torch.tensor(2.5, dtype=torch.bfloat16), torch.zeros(3, 0), torch.ones(2) > 0,
     torch.tensor([math.nan, -0.0, math.inf]), torch.tensor([1 + 2j]).conj(), torch.nn.Parameter(torch.ones(1)),
