@@ -18,6 +18,7 @@ from tools.exercises import EXERCISES, ROOT
 from zerocourse.cli import main
 from zerocourse.course.checks import exercises
 from zerocourse.course.checks.plain import Raised, can_travel, decode, encode
+from zerocourse.course.checks.trace import call
 from zerocourse.course.checks.verdict import Verdict
 from zerocourse.course.grading import classroom
 from zerocourse.course.grading.classroom import notebooks_in
@@ -321,11 +322,23 @@ def test_a_child_of_a_rank_ends_without_an_answer():
 
 @pytest.mark.parametrize("value", [
     None, True, 3, -2**70, 0.1, math.inf, "ä", b"x", 1j, range(3), [1, [2.5, None]], (1, ("a",)), {"a": {1: (2, 3)}},
-    {1, 2}, frozenset("a"), {(1, 2): [torch.float16]}, torch.device("cpu"), Raised("ValueError", "no"),
+    {1, 2}, frozenset("a"), {(1, 2): [torch.float16]}, torch.device("cpu"), Raised("ValueError", "no", "Misfit"),
 ])
 def test_values_travel_as_data(value):
     found = decode(json.loads(json.dumps(encode(value))))
     assert found == value and type(found) is type(value)
+
+
+def test_an_error_of_a_class_of_its_own_is_one_of_that_from_which_it_is_derived():
+    class Misfit(ValueError):
+        pass
+
+    def answer(value):
+        raise Misfit
+
+    answer.misfit = ""
+    found = call(answer, 3)["returned"]
+    assert found == Raised("ValueError", "", "ValueError") and found.name == "Misfit"
 
 
 @pytest.mark.parametrize("tensor", [

@@ -19,6 +19,7 @@ class Raised:
 
     kind: str
     message: str = field(compare=False)
+    name: str = field(compare=False)  # of its class, which may be derived from `kind`
 
     def __repr__(self) -> str:
         return f"(raises {self.kind})"
@@ -60,7 +61,7 @@ def encode(value):
         case torch.device():
             return {"device": str(value)}
         case Raised():
-            return {"raised": [value.kind, value.message]}
+            return {"raised": [value.kind, value.message, value.name]}
     raise TypeError(f"a {type(value).__name__} cannot be sent as data")
 
 

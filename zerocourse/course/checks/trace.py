@@ -150,7 +150,8 @@ def call(answer: Answer, *case) -> dict:
     except Exception as error:
         if answer.misfit or isinstance(error, MemoryError) or waits_for_input(error) or blank_of(error):
             raise  # each has a sentence of its own
-        answer.error, value = None, Raised(type(error).__name__, message_text(error) + line_text(error))
+        kind = next(each.__name__ for each in type(error).__mro__ if each.__module__ == "builtins")  # one of a class of its own is one
+        answer.error, value = None, Raised(kind, message_text(error) + line_text(error), type(error).__name__)
     if not can_travel(value):
         raise Wrong(f"it {NO_TRAVELLER.format(a(value))}", RAISED)
     return {"returned": value, "exactly": value, "changed": not same(given, case, nan=True)}

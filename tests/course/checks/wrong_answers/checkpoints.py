@@ -50,6 +50,22 @@ def writes_over_it(disk, name, data):
     disk.sync_folder()
 
 
+@wrong("12.4", "difference")
+def synced_the_first_time(disk, name, data):
+    found = f"{name}.tmp" in disk.files()
+    disk.write(f"{name}.tmp", data)
+    if not found:
+        disk.fsync(f"{name}.tmp")
+    disk.rename(f"{name}.tmp", name)
+    disk.sync_folder()
+
+
+@wrong("12.4", "raised")
+def is_another_one_saving(disk, name, data):
+    assert f"{name}.tmp" not in disk.files()
+    synced_the_first_time(disk, name, data)
+
+
 @wrong("12.5", "dealt out")
 def deals(order, seen, batch, rank, ranks, micro):
     mine = [order[place] for place in range(seen + rank, seen + batch, ranks)]
@@ -61,6 +77,26 @@ def clones_the_model(model, optimizer, scheduler):
     return {"model": {name: value.clone() for name, value in model.state_dict().items()},
             "optimizer": optimizer.state_dict(), "scheduler": dict(scheduler.state_dict()),
             "random": torch.get_rng_state()}
+
+
+@wrong("12.6", "rounded")
+def half_the_memory(model, optimizer, scheduler):
+    found = copy.deepcopy({"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()})
+    return found | {"model": {name: value.half() for name, value in model.state_dict().items()}, "random": torch.get_rng_state()}
+
+
+@wrong("12.7", "difference")
+def reads_on(index, files, ranks):
+    files = {name: iter(numbers) for name, numbers in files.items()}
+    read = {name: [next(files[chunk["file"]]) for chunk in sorted(chunks, key=lambda each: each["offset"]) for _ in range(chunk["size"])]
+            for name, chunks in index.items()}
+    whole = {name: [{"offset": 0, "size": len(values), "file": name, "at": 0}] for name, values in read.items()}
+    new_index, new_files = {name: [] for name in index}, {f"rank{rank}": [] for rank in range(ranks)}
+    for name, file, values, offset in resharded(whole, read, ranks):
+        if values:
+            new_index[name].append({"offset": offset, "size": len(values), "file": file, "at": len(new_files[file])})
+            new_files[file] += values
+    return new_index, new_files
 
 
 @wrong("12.7", "each at 0")

@@ -63,6 +63,18 @@ def a_share_of_the_highest(count, total, warmup, low, high, kind):
     return max(0.0, high * (total - count) / max(1, total - warmup))
 
 
+@wrong("11.2", "before the first step")
+def forgotten_in_the_straight_rise(count, total, warmup, low, high, kind):
+    warmup = max(warmup, 2)
+    if count >= warmup:
+        share = max(0.0, (total - count) / max(1, total - warmup))
+    elif kind == "log":
+        share = math.log(max(count, 0) + 1) / math.log(warmup)
+    else:
+        share = count / warmup
+    return low + (high - low) * share
+
+
 # 11.3 ---------------------------------------------------------------------------------------------------------------
 
 @wrong("11.3", "divided twice")
@@ -111,6 +123,20 @@ def false_for_the_others(engine, batches):
     for number, (x, y) in enumerate(batches):
         engine.set_gradient_accumulation_boundary(number == len(batches) - 1)
         loss = engine(x, y)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+@wrong("11.3", "window forgotten")
+def clears_by_the_engine(engine, batches):
+    losses = []
+    for number, (x, y) in enumerate(batches, 1):
+        loss = engine(x, y)
+        engine.zero_grad()
+        if number == len(batches):
+            engine.set_gradient_accumulation_boundary(True)
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
@@ -201,12 +227,48 @@ class FreshGradients(Loop):
         super().backward(loss)
 
 
+class Averaged(Loop):
+    """Right, but for what derives from it."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.count = 0
+
+    def step(self):
+        self.count += 1
+        if self.left == 1:
+            for each in self.model.parameters():
+                each.grad *= self.G / self.count
+            self.count = 0
+        super().step()
+
+
+@wrong("11.5", "decided in backward")
+class DecidedTooEarly(Averaged):
+    def backward(self, loss):
+        super().backward(loss)
+        self.left_then = self.left
+
+    def step(self):
+        said, self.left = self.left != self.left_then, self.left_then
+        super().step()
+        self.left = 1 if said else self.left
+
+
+@wrong("11.5", "counts micro-batches")
+class CountsAll(Averaged):
+    def step(self):
+        steps = self.global_steps
+        super().step()
+        self.global_steps = steps + 1
+
+
 # 11.6 ---------------------------------------------------------------------------------------------------------------
 
-def _best(model, ranks, batch, fits, key):
+def _best(model, ranks, batch, fits, key, micros=(1, 2, 4, 8, 16)):
     found = []
     for stage in range(4):
-        for micro in (1, 2, 4, 8, 16):
+        for micro in micros:
             for made in (True, False):
                 if batch % (micro * ranks) == 0:
                     config = Config.load({"train_batch_size": batch, "train_micro_batch_size_per_gpu": micro, "bf16": {"enabled": True},
@@ -227,6 +289,12 @@ def the_smallest(model, ranks, card_bytes, batch):
 def by_the_states(model, ranks, card_bytes, batch):
     return _best(model, ranks, batch, lambda here: here["total_bytes"] <= card_bytes,
                  lambda here, made, micro: (here["sent_bytes"], made, -micro, here["peak_bytes"]))
+
+
+@wrong("11.6", "small micro-batches")
+def eight_at_most(model, ranks, card_bytes, batch):
+    return _best(model, ranks, batch, lambda here: here["peak_bytes"] <= card_bytes,
+                 lambda here, made, micro: (here["sent_bytes"], made, -micro, here["peak_bytes"]), micros=(1, 2, 4, 8))
 
 
 # 11.w1 --------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 import contextlib
 
 from ....checks import Trial, Wrong, exercise
+from ....checks.verdict import RAISED
+from ....checks.words import blank_of, line_text, message_text
 
 
 class PowerCut(Exception):
@@ -69,32 +71,49 @@ class CrashingDisk:
 OLD, NEW = b"the old state", b"the new state"
 
 
+def cut(answer, before, moment):
+    """The disk after a save that a power cut has ended."""
+    disk = CrashingDisk(before, moment)
+    with contextlib.suppress(PowerCut):
+        answer(disk, "state", NEW)
+    answer.error = None
+    return disk
+
+
 def crashes(answer, before):
     """Save once without a crash, then with one after each operation."""
     disk = CrashingDisk(before)
     answer(disk, "state", NEW)
     operations = list(disk.operations)
     seen = {"saved": disk.contents.get("state", (b"nothing", 0))[0], "left": disk.files()}
-    torn, again = [], False
+    torn, saved, left, second = [], True, True, False
     for moment in range(len(operations) + 1):
-        hurt = CrashingDisk(before, moment)
-        with contextlib.suppress(PowerCut):
-            answer(hurt, "state", NEW)
+        hurt = cut(answer, before, moment)
         if "state" in before and hurt.certain.get("state") not in (OLD, NEW):
             torn.append([what for what, *_ in hurt.operations])
-        after = CrashingDisk(dict(hurt.certain) | {name: b"" for name in hurt.contents
-                                                                         if name not in hurt.certain})
-        answer(after, "state", NEW)
-        again |= after.contents.get("state", (b"", 0))[0] != NEW or after.files() != disk.files()
+        found = dict(hurt.certain) | {name: b"" for name in hurt.contents if name not in hurt.certain}
+        after = CrashingDisk(found)
+        try:
+            answer(after, "state", NEW)
+        except Exception as error:
+            if isinstance(error, Wrong) or blank_of(error):
+                raise
+            raise Wrong(f"the save after a power cut, which found the files {sorted(found)}, raised {type(error).__name__}"
+                        f"{message_text(error)}{line_text(error)}", RAISED, type(error).__name__) from None
+        saved &= after.contents.get("state", (b"", 0))[0] == NEW
+        left &= after.files() == disk.files()
+        if "state" in before and not torn:
+            second |= any(cut(answer, found, other).certain.get("state") not in (OLD, NEW) for other in range(len(after.operations)))
     done = [what for what, *_ in operations]
     after_rename = done[len(done) - done[::-1].index("rename"):] if "rename" in done else done
     certain = "synced" if "sync_folder" in after_rename else "synced before" if "sync_folder" in done else "not synced"
-    return seen | {"torn": torn, "certain": certain, "again": again}
+    return seen | {"torn": torn, "certain": certain, "saved again": saved, "left again": left, "torn again": second and not torn}
 
 
 @exercise(
     "12.4", "A save that cannot be torn", minutes=25, difficulty=2,
-    trials=[Trial([({},), ({"state": OLD},), ({"state": OLD, "notes": b"other", "state.old": b"an older state"},)], crashes)],
+    trials=[Trial([({},), ({"state": OLD},),
+                   ({"state": OLD, "notes": b"other", "state.old": b"an older state", "notes.tmp": b"a draft of others"},)], crashes)],
     mistakes={
         "in place": {"draft": ""},
         "rename first": {"order": ("write", "rename", "fsync", "sync_folder")},

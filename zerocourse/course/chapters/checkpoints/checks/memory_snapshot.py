@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from ....checks import Trial, exercise
+from ....checks import Trial, When, exercise
 
 STEPS, AT = 6, 3
 
@@ -31,6 +31,11 @@ def steps(model, optimizer, scheduler, first, last):
     return losses
 
 
+def types_in(model, states):
+    tensors = [*model.values(), *(value for entry in states.values() for value in entry.values())]
+    return sorted({str(getattr(each, "dtype", type(each).__name__)) for each in tensors})
+
+
 def taken_and_restored(answer):
     """A snapshot is taken, training goes on, and a new run starts from the snapshot."""
     model, optimizer, scheduler = trained()
@@ -51,14 +56,19 @@ def taken_and_restored(answer):
     def alike(names):
         return all(name in taken["model"] and torch.equal(taken["model"][name], right["model"][name]) for name in names)
 
-    seen |= {"weights": alike(params), "buffers": alike(name for name in right["model"] if name not in params)}
     state, states = taken["optimizer"].get("state", {}), right["optimizer"]["state"]
+    seen |= {"types": types_in(taken["model"], state), "states": sum(map(len, state.values()))}
+    if seen["states"] != sum(map(len, states.values())):
+        return seen
+    seen |= {"weights": alike(params), "buffers": alike(name for name in right["model"] if name not in params)}
     seen["averages"] = state.keys() == states.keys() and all(torch.equal(state[key][name], states[key][name])
                                                             for key in states for name in states[key] if name != "step")
     seen["counters"] = all(torch.equal(state[key]["step"], states[key]["step"]) for key in states.keys() & state.keys())
     seen["settings"] = (taken["optimizer"].get("param_groups") == right["optimizer"]["param_groups"]
                         and taken["scheduler"] == right["scheduler"])
-    seen["random"] = torch.equal(taken["random"], right["random"])
+    seen["random"] = isinstance(taken["random"], torch.Tensor) and torch.equal(taken["random"], right["random"])
+    if not seen["random"]:
+        return seen
     model, optimizer, scheduler = trained()
     model.load_state_dict(taken["model"])
     optimizer.load_state_dict(taken["optimizer"])
@@ -84,6 +94,12 @@ def parameters_alone(state):
     return found
 
 
+def rounded(state):
+    found = copy.deepcopy(state)
+    found["model"] = {name: value.bfloat16() if value.is_floating_point() else value for name, value in found["model"].items()}
+    return found
+
+
 def all_but_counters(state):
     found = copy.deepcopy(state)
     for key, entry in state["optimizer"]["state"].items():
@@ -97,11 +113,13 @@ def all_but_counters(state):
     mistakes={
         "the bug": ({"copied": lambda state: state}, {"copied": dict},
                     {"copied": lambda state: {name: copy.copy(value) for name, value in state.items()}}),
+        "rounded": ({"copied": rounded}, When("types", lambda got, want: "16" in str(got))),
+        "no states": {"copied": lambda state: copy.deepcopy(state | {"optimizer": state["optimizer"] | {"state": {}}})},
         "optimizer shared": {"copied": only_model},
         "counters shared": {"copied": all_but_counters},
         "model shared": {"copied": only_optimizer},
         "buffers shared": {"copied": parameters_alone},
-        "no random state": {"random": lambda: torch.Generator().manual_seed(0).get_state()},
+        "no random state": ({"random": lambda: torch.Generator().manual_seed(0).get_state()}, {"random": torch.initial_seed}),
         "seeded": {"after": lambda: torch.manual_seed(0)},
         "drawn": {"after": lambda: torch.rand(1)},
         "entry missing": {"leave": "scheduler"},

@@ -9,7 +9,7 @@ from ....checks import Trial, exercise
 
 def chunks(*bounds, files=None):
     """Chunks of a tensor, cut at these places."""
-    return [{"offset": first, "size": last - first, "file": (files or range(99))[number]}
+    return [{"offset": first, "size": last - first, "file": (files or "abcdefgh")[number]}
             for number, (first, last) in enumerate(pairwise(bounds))]
 
 
@@ -64,13 +64,13 @@ ORDER = [7, 2, 9, 4, 11, 0, 5, 8, 1, 10, 3, 6, 15, 12, 14, 13, 19, 17, 16, 18, 2
     "12.5", "Whose samples come next?", minutes=20, difficulty=2,
     replaces=("zerocourse.data.sampler:ShardSampler.__iter__", "zerocourse.data.tokens:TokenStream.indices"),
     trials=[Trial([(ORDER, 0, 6, rank, 2, 3) for rank in (0, 1)]),
-            Trial([(ORDER, 6, 12, rank, 2, 3) for rank in (0, 1)]),
+            Trial([(ORDER, 4, 4, rank, 2, 1) for rank in (0, 1)]),
             Trial([(ORDER, 12, 12, rank, ranks, 2) for ranks in (1, 2, 3) for rank in range(ranks)])],
     mistakes={
         "from the start": {"begin": lambda seen, ranks, batch: 0},
         "own samples": {"begin": lambda seen, ranks, batch: seen * ranks},
         "per rank": {"begin": lambda seen, ranks, batch: seen // ranks},
-        "steps": {"begin": lambda seen, ranks, batch: seen * batch},
+        "steps": ({"begin": lambda seen, ranks, batch: seen * batch}, {"begin": lambda seen, ranks, batch: seen * batch % len(ORDER)}),
         "dealt out": {"share": lambda step, rank, ranks: step[rank::ranks]},
         "all ranks": {"share": lambda step, rank, ranks: step},
         "one micro-batch": {"cut": lambda mine, micro: [mine[:micro]]},
@@ -110,6 +110,7 @@ FEW = saved(("w", 3), ("b", 1), cuts=(0.5,))  # on five ranks two own nothing
 EMPTY = saved(("w", 4), ("e", 0), ("b", 2), cuts=(0.5,))
 OTHER_FILES = ({"w": [{"offset": 0, "size": 2, "file": "b", "at": 0}, {"offset": 2, "size": 2, "file": "a", "at": 0}]},
                {"a": [7, 8], "b": [5, 6]})
+BEHIND = ({"w": [{"offset": 0, "size": 2, "file": "a", "at": 1}], "b": [{"offset": 0, "size": 1, "file": "a", "at": 0}]}, {"a": [9, 1, 2]})
 SHUFFLED = ({name: entry[::-1] for name, entry in UNEVEN[0].items()}, UNEVEN[1])
 
 
@@ -129,7 +130,7 @@ def one_after_another(values, places):
     "12.7", "Cut a checkpoint anew", minutes=45, difficulty=3,
     trials=[Trial([(*ONE_TENSOR, 2), (*ONE_TENSOR, 4), (*ONE_TENSOR, 1)]), Trial([(*TWO_TENSORS, 2), (*TWO_TENSORS, 4)]),
             Trial([(*UNEVEN, 2), (*UNEVEN, 3), (*UNEVEN, 5)]), Trial([(*SHUFFLED, 2)]),
-            Trial([(*FEW, 5)]), Trial([(*EMPTY, 2)]), Trial([(*OTHER_FILES, 2)])],
+            Trial([(*FEW, 5)]), Trial([(*EMPTY, 2)]), Trial([(*OTHER_FILES, 2), (*BEHIND, 1)])],
     mistakes={
         "same files": {"name_of": lambda rank: f"old{rank}"},
         "rounded down": {"share": lambda numel, ranks: max(1, numel // ranks)},

@@ -39,9 +39,13 @@ def loop_on_a_rank(answer, batches):
     engine, rates, norms = engine_on_a_rank()
     tokens = data(engine.global_rank, batches)
     losses = calling(answer, lambda: answer(engine, [(each[:, :-1], each[:, 1:]) for each in tokens]))
-    return {"updates": len(rates), "rates": rates, "norms": norms,
+    return {"updates": len(rates), "rates": rates, "norms": norms, "rate": engine.optimizer.param_groups[0]["lr"],
             "kinds": ", ".join(sorted({type(each).__name__ for each in losses or ()})),
             "losses": [float(each) for each in losses or ()]}
+
+
+def clear_optimizer(engine):
+    engine.optimizer.zero_grad()
 
 
 @exercise(
@@ -54,24 +58,24 @@ def loop_on_a_rank(answer, batches):
         "left open": {"boundaries": lambda number, last: None},
         "schedule each time": {"schedule": lambda boundary: True},
         "schedule twice": {"schedule": lambda boundary: boundary},
-        "cleared": {"cleared": True},
+        "cleared": {"clear": clear_optimizer},
+        "window forgotten": {"clear": lambda engine: engine.zero_grad()},
         "divided twice": ({"share": 1 / G}, {"share": 1 / G, "told": 1 / G}),
         "told a share": {"told": 1 / G},
         "tensors": {"item": lambda loss: loss},
-        "cleared and divided": ({"cleared": True, "share": 1 / G}, {"cleared": True, "share": 1 / G, "told": 1 / G}),
+        "cleared and divided": ({"clear": clear_optimizer, "share": 1 / G}, {"clear": clear_optimizer, "share": 1 / G, "told": 1 / G}),
         "optimizer's step": {"optimizer": True},
         # The last, because ranks in which an answer raised may be ended, and new ones are slow at first.
         "other lines": ({"steps": lambda boundary: boundary},
                         {"steps": lambda boundary: boundary, "boundaries": lambda number, last: None}),
     })
 def train(engine, batches, *, steps=lambda boundary: True, share=1, told=1,
-          boundaries=lambda number, last: True if number == last else None, schedule=lambda boundary: False, cleared=False,
+          boundaries=lambda number, last: True if number == last else None, schedule=lambda boundary: False, clear=lambda engine: None,
           optimizer=False, item=lambda loss: loss.item()):
     """The loop with some of its bugs. share, told: of the loss that is differentiated, and of that which is returned."""
     losses = []
     for number, (x, y) in enumerate(batches):
-        if cleared:
-            engine.optimizer.zero_grad()
+        clear(engine)
         if (boundary := boundaries(number, len(batches) - 1)) is not None:
             engine.set_gradient_accumulation_boundary(boundary)
         loss = engine(x, y)

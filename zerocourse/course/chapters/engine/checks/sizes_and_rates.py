@@ -100,6 +100,8 @@ def risen(count, warmup, kind):
     cases=RATES, trials=[Trial(EDGES)],
     mistakes={
         "always linear": {"rise": lambda count, warmup, kind: count / warmup},
+        "always logarithmic": {"rise": lambda count, warmup, kind: risen(count, warmup, "log")},
+        "kinds exchanged": {"rise": lambda count, warmup, kind: risen(count, warmup, "linear" if kind == "log" else "log")},
         "one ahead": {"rise": lambda count, warmup, kind: risen(count + (kind == "linear"), warmup, kind)},
         "logarithm of count": {"rise": lambda count, warmup, kind: math.log(max(1, count)) / math.log(warmup)
                                if kind == "log" else count / warmup},
@@ -110,20 +112,18 @@ def risen(count, warmup, kind):
         "from zero": {"between": lambda low, high, gamma: high * gamma},
         "added to low": {"between": lambda low, high, gamma: low + high * gamma},
         "below low": {"least": -math.inf},
-        "before the first step": {"first": 0},
+        "before the first step": ({"at_low": lambda kind: False}, {"at_low": lambda kind: kind == "log"}),
         "short warm-up": {"shortest": 0},
         "short warm-up in the fall": {"in_fall": 0},
     })
 def warmup_decay(count, total, warmup, low, high, kind, *, rise=risen, length=lambda total, warmup: total - warmup, least=0.0,
-                 between=lambda low, high, gamma: low + (high - low) * gamma, first=None, shortest=2, in_fall=2):
+                 between=lambda low, high, gamma: low + (high - low) * gamma, at_low=lambda kind: True, shortest=2, in_fall=2):
     """The rate at a count."""
     falls_after, warmup = max(min(in_fall, shortest), warmup), max(shortest, warmup)
-    if count < 0:
-        if first is None:
-            return low
-        count = first - 1
+    if count < 0 and at_low(kind):
+        return low
     if count < warmup:
-        gamma = rise(max(count, 0) if first is None else count, warmup, kind)
+        gamma = rise(count, warmup, kind)
     else:
         gamma = max(least, (total - count) / max(1.0, length(total, falls_after)))
     return between(low, high, gamma)

@@ -9,6 +9,13 @@ from ....checks import Trial, exercise
 from ....checks.observers.stage_probe import calling
 
 LR = 0.1
+CLOSING = {"never": (0, False), "before the backward of number 5": (5, False), "before the backward of number 2": (2, False),
+           "after the backward of number 5": (5, True)}  # the micro-batch, and whether its backward is over
+
+
+class TwoInputs(nn.Linear):
+    def forward(self, x, scale):
+        return super().forward(x) * scale
 
 
 class NotedSchedule:
@@ -26,43 +33,50 @@ class NotedSchedule:
 def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
     """What is there after each micro-batch."""
     torch.manual_seed(1)
-    model = nn.Linear(3, 2)
+    model, (closed, late) = TwoInputs(3, 2), CLOSING[closes]
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.5)
     schedule = NotedSchedule(optimizer)
     engine = answer(model, optimizer, schedule, accumulation, clipping)
     seen = {name: [] for name in ("boundaries", "still boundaries", "steps", "moved", "norms", "scheduled", "left")}
-    first = None
+    first = first_norm = None
     for number in range(1, micro_batches + 1):
-        x, y = torch.randn(4, 3), torch.randn(4, 2) * number
+        x, y = torch.randn(4, 3), torch.randn(4, 2) * (1 + number % 4)  # norms rise and fall
         before = model.weight.detach().clone()
-        if number == closes:
+        if number == closed and not late:
             calling(answer, engine.close_window)
         seen["boundaries"].append(bool(calling(answer, engine.is_boundary)))
-        loss = (calling(answer, lambda: engine(x)) - y).square().mean()
+        loss = (calling(answer, lambda: engine(x, torch.full((4, 1), 0.5))) - y).square().mean()
         calling(answer, lambda: engine.backward(loss))
         seen["still boundaries"].append(bool(calling(answer, engine.is_boundary)))
+        if number == closed and late:
+            calling(answer, engine.close_window)
         calling(answer, engine.step)
         if not torch.equal(before, model.weight):
             seen["moved"].append(number)
             seen["left"].append(sum(0.0 if each.grad is None else each.grad.abs().sum().item() for each in model.parameters()))
-            first = model.weight.detach().clone() if first is None else first
+            first, first_norm = (model.weight.detach().clone(), engine.norm) if first is None else (first, first_norm)
         seen["steps"].append(engine.global_steps)
         seen["norms"].append(None if engine.norm is None else float(engine.norm))
         seen["scheduled"].append(schedule.steps)
-    first_norm = next((norm for norm in seen["norms"] if norm is not None), None)
     return {"boundaries": seen["boundaries"], "still boundaries": seen["still boundaries"],
-            "kind": f"a {type(engine.norm).__name__}", "steps": seen["steps"], "moved": seen["moved"], "first norm": first_norm,
-            "norms": seen["norms"], "scheduled": seen["scheduled"], "first update": first,
-            "weights": model.weight.detach().clone(), "left": seen["left"]}
+            "kind": f"a {type(engine.norm).__name__}", "moved": seen["moved"], "steps": seen["steps"],
+            "scheduled": seen["scheduled"],
+            "first norm": None if first_norm is None else float(first_norm), "norms": seen["norms"],
+            "first update": first, "weights": model.weight.detach().clone(), "left": seen["left"]}
 
 
 @exercise(
     "11.5", "An engine of your own", minutes=45, difficulty=3,
     replaces=("zerocourse.engine.engine:initialize", "zerocourse.engine.engine:Engine.__init__"),
-    trials=[Trial([(1, 0.0, 0, 3), (3, 0.0, 0, 6), (3, 0.4, 0, 6), (3, 50.0, 0, 6), (3, 0.4, 5, 8), (3, 0.0, 5, 8)], engine_at_work, close=1e-5)],
+    trials=[Trial([
+        (1, 0.0, "never", 3), (3, 0.0, "never", 6), (3, 0.4, "never", 6), (3, 50.0, "never", 6), (3, 0.4, "before the backward of number 5", 8),
+        (4, 0.0, "before the backward of number 2", 6), (3, 0.0, "after the backward of number 5", 8)], engine_at_work, close=1e-5)],
     mistakes={
         "every micro-batch": {"updates": lambda boundary: True},
         "not divided": {"share": lambda count, accumulation: 1},
+        "decided in backward": {"decides": "backward"},
+        "counts micro-batches": {"counted": "micro-batch"},
+        "norm at first": {"first": 0.0},
         "short window": ({"mended": lambda accumulation, count: 1},),
         "stays closed": {"opens": False},
         "keeps counting": {"resets": False},
@@ -80,10 +94,11 @@ def engine_at_work(answer, accumulation, clipping, closes, micro_batches):
     })
 def MyEngine(model, optimizer, scheduler, accumulation, clipping, *, updates=lambda boundary: boundary,
              share=lambda count, accumulation: accumulation, mended=lambda accumulation, count: accumulation / count, opens=True,
-             resets=True, counts="step", cleared="update", schedule="update", clips="update", told=lambda norm, clipping: norm):
+             resets=True, counts="step", cleared="update", schedule="update", clips="update", told=lambda norm, clipping: norm, decides="step",
+             counted="update", first=None):
     """An engine for one rank. share: what the loss is divided by."""
-    state = SimpleNamespace(count=0, closed=False)
-    engine = SimpleNamespace(global_steps=0, norm=None)
+    state = SimpleNamespace(count=0, closed=False, boundary=False)
+    engine = SimpleNamespace(global_steps=0, norm=first)
     params = list(model.parameters())
 
     def is_boundary():
@@ -96,14 +111,16 @@ def MyEngine(model, optimizer, scheduler, accumulation, clipping, *, updates=lam
         if cleared == "micro-batch":
             optimizer.zero_grad()
         (loss / share(state.count, accumulation)).backward()
+        state.boundary = is_boundary()
         state.count += counts == "backward"
         if clips == "micro-batch" and clipping:
             clip(clipping)
 
     def step():
         state.count -= counts == "backward"
-        boundary = is_boundary()
+        boundary = state.boundary if decides == "backward" else is_boundary()
         state.count += 1
+        engine.global_steps += counted == "micro-batch"
         if schedule == "micro-batch":
             scheduler.step()
         if not updates(boundary):
@@ -122,7 +139,7 @@ def MyEngine(model, optimizer, scheduler, accumulation, clipping, *, updates=lam
             optimizer.zero_grad()
         if schedule == "update":
             scheduler.step()
-        engine.global_steps += 1
+        engine.global_steps += counted == "update"
         state.count = 0 if resets and boundary else state.count
         state.closed = state.closed and not opens
 
