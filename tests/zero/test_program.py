@@ -61,7 +61,7 @@ def backwards(draw, gathers=st.booleans(), parts=st.sampled_from(PARTS)) -> tupl
     calls = draw(CALLS)
     buckets = {unit: [f"{unit}{number}" for number in range(draw(st.integers(0, 3)))] for unit in (*UNITS, "root")}
     last = ["root", *draw(st.lists(st.sampled_from(UNITS), max_size=2, unique=True))]
-    options = {"prefetch": draw(st.integers(0, 3)) if draw(gathers) else None, "in_flight": draw(st.integers(0, 3)), "parts": draw(parts)}
+    options = {"prefetch": draw(st.integers(0, 3)) if draw(gathers) else None, "in_flight": draw(st.integers(0, 6)), "parts": draw(parts)}
     return calls, buckets, last, options
 
 
@@ -156,6 +156,15 @@ def test_so_many_units_are_in_the_first_part_of_their_reductions(backward):
             assert len({each for each, _ in reducing}) <= max(1, options["in_flight"])
         elif kind in (SUM, SHARE, WAIT):
             reducing.discard((unit, bucket))
+
+
+@pytest.mark.parametrize("in_flight", range(1, 8))
+def test_a_long_model_has_so_many_under_way(in_flight):
+    calls, under_way, most = [Call(number, number) for number in range(12)], 0, 0
+    for kind, *_ in backward_program(calls, {unit: ["b"] for unit in (*range(12), "root")}, ["root"], prefetch=1, in_flight=in_flight):
+        under_way += (kind == REDUCE) - (kind == WAIT)
+        most = max(most, under_way)
+    assert most == in_flight
 
 
 @given(backwards())

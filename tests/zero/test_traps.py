@@ -334,6 +334,74 @@ def test_trap_04_frozen_and_unfrozen(pool):
     check_exact(pool, of_stack(partly_frozen, accumulation=2))
 
 
+class FrozenBlock(Stack):
+    """Its one block is frozen, and passes gradients on to what is before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = self.blocks[:1].requires_grad_(False)
+
+
+class ShiftedBlock(Block):
+    def forward(self, x, shift):
+        return x + self.down(torch.tanh(self.up(x) + shift))
+
+
+class SharedShift(Stack):
+    """A parameter of the root is used in each block, as T5's position bias is. Of the block that comes last in the backward the lower
+    layer is frozen, and is needed when all other gradients have come."""
+
+    block = ShiftedBlock
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(7))
+        self.blocks[0].up.requires_grad_(False)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, self.shift)
+        return self.last(x)
+
+
+class OneReentrant(RecomputedReentrant):
+    """The gradients of its one block are brought by a backward inside the backward: at first none is awaited."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = self.blocks[:1]
+
+
+@pytest.mark.parametrize("make", [FrozenBlock, SharedShift, OneReentrant])
+def test_trap_04_what_is_frozen_is_there_until_the_backward_has_passed_it(pool, make):
+    check_exact(pool, of_stack(make) + of_stack(make, accumulation=2, options=(("in_flight", 4),)))
+
+
+class CutOnRank0(Stack):
+    """Two blocks are frozen, and on rank 0 the backward ends above them."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks[:2].requires_grad_(False)
+        self.cuts = False
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x.detach() if self.cuts and block is self.blocks[0] else x)
+        return self.last(x)
+
+
+def cut_on_rank_0(model, step, micro, rank):
+    model.cuts = rank == 0
+    return squares(model, step, micro, rank)
+
+
+def test_trap_04_a_backward_that_ends_earlier_on_one_rank_gathers_what_the_others_do(pool):
+    check_exact(pool, of_stack(CutOnRank0, loss=cut_on_rank_0))
+
+
 def late_group() -> list:
     """Freeze the first layer, train, unfreeze it, hand it to the optimizer as people do, train on."""
     states = []

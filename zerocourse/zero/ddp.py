@@ -245,6 +245,7 @@ class DataParallel:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.reshard_all()
         for extra in self.extras:
             extra.check_step()
         with self.recorder.span("step", "optimizer"), torch.no_grad():
@@ -276,6 +277,9 @@ class DataParallel:
         if self.reductions.needs_finish:
             self.reductions.finish()
 
+    def reshard_all(self) -> None:
+        """Free what is gathered (stage 3): a step makes it old."""
+
     def settle(self) -> None:
         """Apply what an offload has delayed: the parameters are those of all steps so far. Collective."""
         if self.offload is not None:
@@ -300,7 +304,6 @@ class DataParallel:
 
     def grad_norm(self) -> torch.Tensor:
         """The 2-norm of the whole gradient, the same on every rank.
-
         Every element counts once: a rank adds up its slice and the ranks add up their sums (stage 0: all is local, but experts),
         over the groups of `Groups.norm`, too; of what is replicated there, only one copy counts (see `counts_in_norm`).
         """
@@ -316,10 +319,7 @@ class DataParallel:
             flat.scale_gradient(factor)
 
     def clip_grad_norm_(self, max_norm: float, norm: torch.Tensor | None = None) -> torch.Tensor:
-        """Scale the gradients so that their norm is at most `max_norm`; returns the norm before that.
-
-        norm: that of the gradients, if it is known already.
-        """
+        """Scale the gradients so that their norm is at most `max_norm`; returns the norm before.   norm: theirs, where it is known."""
         norm = self.grad_norm() if norm is None else norm
         self.scale_gradients(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm

@@ -112,8 +112,10 @@ class Stage3(Stage2):
     def pre_backward(self, of_pass: Pass, unit: Unit) -> bool:
         is_new = of_pass not in self.backward.passes
         computes = super().pre_backward(of_pass, unit)
-        for each in [*(self.last_units if is_new else ()), *([unit] if computes else ())]:
+        for each in self.last_units if is_new else ():
             self.unshard_unit(each)
+        if computes:
+            self.unshard_unit(unit)
         return computes
 
     def leave(self, unit: Unit) -> None:
@@ -133,7 +135,6 @@ class Stage3(Stage2):
         if any(unit.holds for unit in self.units):
             raise BadInput("the optimizer's step was called inside gathered() or generating(), which hold the parameters of before: "
                            "step when the context has ended")
-        self.reshard_all()
         return super().step(*args)
 
     def recover(self) -> None:

@@ -49,8 +49,8 @@ class Backward:
     # -- what happens ---------------------------------------------------------------------------------------------------
 
     def come_to(self, of_pass: Pass, unit: Unit) -> bool:
-        """The gradient of one of the unit's outputs is there. Returns False where the unit does not compute now: the gradient is of an
-        older forward, or none of the unit's calls is ahead."""
+        """The gradient of one of the unit's outputs is there. Returns False where the unit does not compute now: the gradient is of a
+        pass that is over, or none of the unit's calls is ahead."""
         number = current_backward()
         if number not in (self.number, unit.inner_backward):  # a backward inside this one: reentrant checkpointing
             unit.inner_backward = number  # ask once: later answers would still name what has come
@@ -62,12 +62,13 @@ class Backward:
             return False
         self.visited.append(unit)
         self.move_to(self.place_of(unit))
+        self.note_half()
         return unit in self.order[self.place :]
 
     def gradient_came(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
         """Autograd has brought a parameter's gradient, complete."""
         unit = self.stage.unit_of[flat]
-        if unit is self.stage.root and self.place == len(self.order) - 1 and not self.awaits(self.order[-1]):
+        if unit is self.stage.root and 0 <= self.position >= len(self.order) - 1 and self.has_all(self.order[-1]):
             self.move_to(len(self.order))  # no unit follows that would tell that the last one is over: a gradient of the root's does
         self.awaited[flat].discard(key)
         self.arrived[flat].add(key)
@@ -81,8 +82,7 @@ class Backward:
                     self.stage.meter.recount(flat)
         if not self.awaits(unit):
             self.stage.meter.end("backward", unit.name)
-        if self.program and self.program[0].at == self.place + 0.5 and self.half_came(self.order[self.place]):
-            self.move_to(self.place + 0.5)
+        self.note_half()
         self.run_ready()
 
     def end(self) -> None:
@@ -90,9 +90,8 @@ class Backward:
         for awaited in self.awaited.values():
             awaited.clear()  # autograd had nothing to bring, after all
         self.leave_pass()
-        self.move_to(END)
         self.program.extend(self.put_off)
-        self.run_ready()
+        self.move_to(END)
         self.stage.reductions.wait()  # for those that were overtaken, too: no bucket takes memory in the next forward
 
     @property
@@ -104,8 +103,16 @@ class Backward:
         """Will a gradient of one of its parameters still come, on this rank?"""
         return any(self.awaited[flat] for flat in unit.flats)
 
-    def half_came(self, unit: Unit) -> bool:
-        return sum(2 * len(self.awaited[flat]) - flat.trainable for flat in unit.flats) <= 0
+    def has_all(self, unit: Unit) -> bool:
+        """Has each of its parameters a gradient? Then nothing of it will compute; what is frozen may be needed until autograd has passed it."""
+        return all(flat.trainable and self.is_full(flat) for flat in unit.flats)
+
+    def note_half(self) -> None:
+        """Half of the present unit's gradients have come, or it has none."""
+        if self.program and self.program[0].at == self.place + 0.5:
+            flats = self.order[self.place].flats
+            if 2 * sum(len(self.awaited[flat]) for flat in flats) <= sum(flat.trainable for flat in flats):
+                self.move_to(self.place + 0.5)
 
     def is_full(self, flat: FlatBuffer) -> bool:
         return not self.awaited[flat] and len(self.arrived[flat]) >= flat.trainable
@@ -144,10 +151,10 @@ class Backward:
 
     def leave_pass(self) -> None:
         """The present pass is over. Behind the last trainable unit autograd comes to none, so those need no gather."""
-        trained = max((place for place, unit in enumerate(self.order) if any(flat.trainable for flat in unit.flats)), default=-1)
-        self.program = deque(action for action in self.program if action.kind != GATHER or action.at <= trained + 0.5)
-        if self.passes:
-            self.move_to(len(self.order))
+        if self.same_list is None or self.same_list.same_gradients:  # else a rank may have come further than this one
+            trained = max((place for place, unit in enumerate(self.order) if any(flat.trainable for flat in unit.flats)), default=-1)
+            self.program = deque(action for action in self.program if action.kind != GATHER or action.at <= trained + 0.5)
+        self.move_to(len(self.order))
 
     @property
     def place(self) -> int:
@@ -169,10 +176,11 @@ class Backward:
             action = self.program[0]
             if self.position < action.at and not (action.full is not None and self.is_full(action.full)):
                 return
-            if action.kind == REDUCE and self.awaited[action.bucket]:  # they are used earlier in the forward, too
+            if action.kind == REDUCE and self.awaited[action.bucket]:  # an earlier part of the forward used its parameters, too
                 if not self.stage.shards_parameters:
                     return
-                if self.same_list is None or self.same_list.same_gradients:  # on all ranks: else reduce what is here, and the rest at the end
+                # Where all ranks bring the same gradients, all put it off. Else reduce what is here, and the rest at the end.
+                if self.same_list is None or self.same_list.same_gradients:
                     self.put_off.append(self.program.popleft())
                     continue
             self.do(self.program.popleft())

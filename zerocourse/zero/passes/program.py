@@ -3,7 +3,7 @@
 All ranks must issue the same collectives in the same order, whatever the model does on one of them. So the order never
 follows the gradients that happen to arrive: it follows from the calls that the forward made. Each action of the list has one
 condition, and is done when it stands at the head of the list and its condition holds (see `backward`). For three blocks under
-stage 3, with prefetch=1 and in_flight=1, the list is
+stage 3, with prefetch=1 and in_flight=1, the list is (but for its Agree)
 
     Gather root     at the beginning
     Gather block 2  at the beginning
@@ -81,22 +81,20 @@ def backward_program(calls: Sequence[Call], buckets: Mapping[Unit, Sequence[Buck
     reshards: free what was gathered.   under_way: reductions that an earlier list has begun, the oldest first.
     """
     order, gathers = [call.unit for call in reversed(calls)], prefetch is not None
-    visits = [unit for unit in dict.fromkeys(order) if unit not in last]
+    ahead = [unit for unit in dict.fromkeys(order) if unit not in last]
     finished: dict[int, list[Unit]] = {}
     for unit, position in finished_at(calls).items():  # of several at one position, those inside come before those around them
         if unit not in last:
             finished.setdefault(position, []).append(unit)
     writer = Writer(buckets, in_flight, parts, under_way, frees=gathers and reshards)
     if gathers:
-        writer.gather([*last, *visits[:prefetch]], at=START)
-    visited = 0
+        writer.gather([*last, *ahead[:prefetch]], at=START)
     for position, unit in enumerate([*order, None]):
         for each in finished.get(position, ()):
             writer.finish(each, position)
-        if gathers and visits[visited : visited + 1] == [unit]:
-            visited += 1
-            writer.gather([unit], position)
-            writer.gather_ahead(visits[visited : visited + prefetch], position)
+        if gathers and ahead[:1] == [unit]:
+            writer.gather([ahead.pop(0)], position)
+            writer.gather_ahead(ahead[:prefetch], position)
     for unit in reversed(last):
         writer.finish(unit, END)
     writer.wait()
@@ -136,7 +134,7 @@ class Writer:
         """Gather units ahead. With in_flight=1 wait first for the reduction in flight, so that its bucket is freed, and do both when
         half of the present unit's gradients have come: the reduction overlaps with the first half, the gather with the second."""
         if self.in_flight == 1 and not self.gathered.issuperset(units):
-            for each in [each for each in self.under_way if len(each.to_come) == max(0, len(self.parts) - 1)]:  # in their first part
+            for each in [each for each in self.under_way if each.to_come == list(self.parts[1:])]:  # in their first part
                 self.next_part(each)
                 at = int(at) + 0.5
         self.gather(units, at)
@@ -157,7 +155,7 @@ class Writer:
         """One more unit is to be reduced. With it, at most `in_flight` units may hold full buckets, in the first part of their
         reductions: the older ones go on to their next part, and so do those that were in a later one."""
         units = list(dict.fromkeys(each.unit for each in self.under_way))
-        keep = units[len(units) - self.in_flight + 1 :] if self.in_flight > 1 else []
+        keep = units[1 - self.in_flight :] if self.in_flight > 1 else []
         for each in [each for each in self.under_way if each.unit not in keep]:
             self.next_part(each)
 
