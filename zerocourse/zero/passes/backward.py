@@ -83,7 +83,6 @@ class Backward:
         if not self.awaits(unit):
             self.stage.meter.end("backward", unit.name)
         self.note_half()
-        self.run_ready()
 
     def end(self) -> None:
         """Autograd is done: do all that is left in the list."""
@@ -108,11 +107,13 @@ class Backward:
         return all(flat.trainable and self.is_full(flat) for flat in unit.flats)
 
     def note_half(self) -> None:
-        """Half of the present unit's gradients have come, or it has none."""
-        if self.program and self.program[0].at == self.place + 0.5:
+        """Move on if half of the present unit's gradients have come, or it has none; do what can be done."""
+        half = self.place + 0.5
+        if self.program and self.program[0].at == half:
             flats = self.order[self.place].flats
             if 2 * sum(len(self.awaited[flat]) for flat in flats) <= sum(flat.trainable for flat in flats):
-                self.move_to(self.place + 0.5)
+                self.position = half
+        self.run_ready()
 
     def is_full(self, flat: FlatBuffer) -> bool:
         return not self.awaited[flat] and len(self.arrived[flat]) >= flat.trainable

@@ -103,10 +103,10 @@ def backward_program(calls: Sequence[Call], buckets: Mapping[Unit, Sequence[Buck
 
 def finished_at(calls: Sequence[Call]) -> dict[Unit, int]:
     """The position at which a unit's gradients are complete: past its first call in the forward, the last one in the backward."""
-    first: dict[Unit, int] = {}
-    for call in calls:
-        first[call.unit] = min(first.get(call.unit, call.began), call.began)
-    return {unit: len(calls) - began for unit, began in first.items()}
+    finished: dict[Unit, int] = {}
+    for unit, began in calls:
+        finished[unit] = max(finished.get(unit, 0), len(calls) - began)
+    return finished
 
 
 class UnderWay:
