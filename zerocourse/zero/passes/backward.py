@@ -13,6 +13,9 @@ collectives of all ranks begin in the order of the list, whatever a rank's own g
 A gradient that comes while its bucket is under way is deferred: it stays at its parameter. When autograd is done, the ranks tell
 each other in a second message who has such gradients, or others that came after their bucket was reduced, and reduce those
 buckets once more (`Reductions.finish`).
+
+A backward through several forwards, as that of a sum of losses, has a list for each. Then ranks must run the same units in each
+of them: a rank that skips one in an older forward alone reduces it earlier than the others, and their collectives cannot complete.
 """
 
 from collections import deque
@@ -40,10 +43,10 @@ class Backward:
         self.visited: list[Unit] = []  # those to which it has come on this rank
         self.position = START
         self.put_off: list[BackwardAction] = []  # reductions that are left for the end, because their gradients are still awaited
-        self.reduced: set[FlatBuffer] = set()
+        self.started: set[FlatBuffer] = set()  # buckets whose reduction has begun
         self.same_list: SameList | None = None  # what the ranks tell each other about the present list
-        self.awaited = {flat: awaited(flat) for flat in stage.flats}  # parameters whose gradient is still to come
-        self.end_callback = lambda: None  # a weak reference to what autograd calls at the end
+        self.awaited = {flat: will_bring(flat) for flat in stage.flats}  # parameters whose gradient is still to come
+        self.end_callback = lambda: None  # `hooks` puts a weak reference here: it is dead when autograd has dropped what it calls at the end
         self.arrived: dict[FlatBuffer, set[str]] = {flat: set() for flat in stage.flats}  # those whose gradient it has brought
 
     # -- what happens ---------------------------------------------------------------------------------------------------
@@ -53,9 +56,9 @@ class Backward:
         pass that is over, or none of the unit's calls is ahead."""
         number = current_backward()
         if number not in (self.number, unit.inner_backward):  # a backward inside this one: reentrant checkpointing
-            unit.inner_backward = number  # ask once: later answers would still name what has come
+            unit.inner_backward = number  # ask once: autograd answers for its whole graph, also of what has come already
             for flat in unit.flats:
-                self.awaited[flat] |= awaited(flat)
+                self.awaited[flat] |= will_bring(flat)
         if of_pass not in self.passes:
             self.begin_pass(of_pass)
         if of_pass is not self.passes[-1]:
@@ -86,12 +89,12 @@ class Backward:
 
     def end(self) -> None:
         """Autograd is done: do all that is left in the list."""
-        for awaited in self.awaited.values():
-            awaited.clear()  # autograd had nothing to bring, after all
+        for keys in self.awaited.values():
+            keys.clear()  # autograd had nothing to bring, after all
         self.leave_pass()
         self.program.extend(self.put_off)
         self.move_to(END)
-        self.stage.reductions.wait()  # for those that were overtaken, too: no bucket takes memory in the next forward
+        self.stage.reductions.wait()  # for all, also what the list does not wait for: no bucket takes memory in the next forward
 
     @property
     def brought_gradients(self) -> bool:
@@ -132,9 +135,9 @@ class Backward:
         self.run_ready()
 
     def write(self, calls: Sequence[Call]) -> None:
-        """Write the list of a pass that made these calls, behind the reductions of the pass before that were never done."""
+        """Write the list of a pass that made these calls. Reductions of the pass before that were not done come first, at once."""
         stage = self.stage
-        buckets = {unit: [flat for flat in unit.flats if flat.trainable and flat not in self.reduced] for unit in stage.units}
+        buckets = {unit: [flat for flat in unit.flats if flat.trainable and flat not in self.started] for unit in stage.units}
         program = backward_program(
             calls, buckets, stage.last_units, prefetch=stage.options.prefetch if stage.shards_parameters else None,
             in_flight=stage.options.in_flight, parts=stage.reduction_parts, reshards=stage.next_backward.reshards,
@@ -151,7 +154,7 @@ class Backward:
         self.order, self.put_off, self.program = [call.unit for call in reversed(calls)], [], deque([*left, *program])
 
     def leave_pass(self) -> None:
-        """The present pass is over. Behind the last trainable unit autograd comes to none, so those need no gather."""
+        """The present pass is over. Autograd does not go on to frozen units that no trainable one is behind: they need no gather."""
         if self.same_list is None or self.same_list.same_gradients:  # else a rank may have come further than this one
             trained = max((place for place, unit in enumerate(self.order) if any(flat.trainable for flat in unit.flats)), default=-1)
             self.program = deque(action for action in self.program if action.kind != GATHER or action.at <= trained + 0.5)
@@ -159,7 +162,7 @@ class Backward:
 
     @property
     def place(self) -> int:
-        """The place in `order` of the unit to which the backward has come last."""
+        """The place in `order` of the unit to which the backward has come last; 0 where it has come to none."""
         return max(0, int(min(self.position, len(self.order))))
 
     def place_of(self, unit: Unit) -> float:
@@ -195,7 +198,7 @@ class Backward:
         elif action.kind == AGREE:
             self.read_message()
         elif action.kind == REDUCE:
-            self.reduced.add(action.bucket)
+            self.started.add(action.bucket)
             stage.reductions.start(action.bucket)
         elif action.kind == WAIT:
             stage.reductions.wait_for(action.bucket)
@@ -218,6 +221,6 @@ class Backward:
                 self.position = max(position, len(self.order))
 
 
-def awaited(flat: FlatBuffer) -> set[str]:
+def will_bring(flat: FlatBuffer) -> set[str]:
     """Parameters whose gradient the running backward will bring, on this rank: autograd knows to which nodes it will come."""
     return {key for key, node in flat.accumulators.items() if will_run(node)}

@@ -3,7 +3,7 @@
 All ranks must issue the same collectives in the same order, whatever the model does on one of them. So the order never
 follows the gradients that happen to arrive: it follows from the calls that the forward made. Each action of the list has one
 condition, and is done when it stands at the head of the list and its condition holds (see `backward`). For three blocks under
-stage 3, with prefetch=1 and in_flight=1, the list is (but for its Agree)
+stage 3, with prefetch=1 and in_flight=1, the list is
 
     Gather root     at the beginning
     Gather block 2  at the beginning
@@ -22,9 +22,9 @@ stage 3, with prefetch=1 and in_flight=1, the list is (but for its Agree)
     Free   root     at the end
     Wait   root     at the end
 
-    Agree    read whether all ranks have written the same list: where they have not, stage 3 raises, and the others merge theirs
+    Agree    (put in by `Backward.write`) read whether all ranks have the same list: where not, stage 3 raises, and the others merge theirs
     Gather   start to all-gather the unit's parameters (stage 3); who computes with them waits (`Stage3.pre_backward`)
-    Reduce   start to reduce-scatter a bucket: past its unit; after the last Gather also as soon as the bucket is full
+    Reduce   start to reduce-scatter a bucket: past its unit; after the last Gather also as soon as the bucket is full (see `written`)
     Sum      wait for that, and start to reduce-scatter the slice over the replicas (hybrid sharding)
     Share    wait for that, and start to all-gather what was summed (stage 0, and after a Sum)
     Wait     wait for the last of these
