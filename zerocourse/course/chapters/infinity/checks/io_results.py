@@ -31,7 +31,7 @@ def read_and_seen(answer, most, size, offset, count):
         found = answer(file, offset, count)
         returned = bytes(found) if isinstance(found, (bytes, bytearray)) else type(found).__name__
     except OSError as error:
-        returned = Raised("OSError", f": {error}" if str(error) else "")
+        returned = Raised("OSError", f": {error}" if str(error) else "", type(error).__name__)
     calls = file.calls if isinstance(returned, bytes) else []
     return {"returned": returned, "asked": calls[:4], "asked_later": sum(count for _, count in calls[4:])}
 
