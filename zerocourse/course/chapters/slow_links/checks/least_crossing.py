@@ -5,7 +5,7 @@ from fractions import Fraction
 from ....checks import exercise
 
 BYTES = 2  # of a parameter that travels in half precision
-CASES = [(10**9, 2, 8, 80 * 10**9, True), (10**9, 2, 8, 80 * 10**9, False), (7 * 10**9, 2, 8, 12 * 10**9, True), (7 * 10**9, 2, 8, 12 * 10**9, False),
+CASES = [(10**9, 2, 8, 80 * 10**9, True), (10**9 + 1, 2, 8, 80 * 10**9, False), (7 * 10**9, 2, 8, 12 * 10**9, True), (7 * 10**9, 2, 8, 12 * 10**9, False),
          (7 * 10**9, 2, 8, 8 * 10**9, False), (7 * 10**9, 2, 8, 8 * 10**9, True), (70 * 10**9, 16, 8, 80 * 10**9, True),
          (70 * 10**9, 16, 8, 20 * 10**9, False), (10**9, 1, 8, 80 * 10**9, True), (10**9, 4, 1, 80 * 10**9, True), (10**9, 4, 1, 80 * 10**9, False),
          (7 * 10**9, 4, 4, 7 * 10**9, False), (7 * 10**9, 4, 4, 6 * 10**9, False)]
