@@ -66,6 +66,17 @@ def is_another_one_saving(disk, name, data):
     synced_the_first_time(disk, name, data)
 
 
+@wrong("12.4", "difference")
+def sweeps_up_what_looks_like_a_draft(disk, name, data):
+    for file in disk.files():
+        if file.endswith(".draft"):
+            disk.delete(file)
+    disk.write(f"{name}.draft", data)
+    disk.fsync(f"{name}.draft")
+    disk.rename(f"{name}.draft", name)
+    disk.sync_folder()
+
+
 @wrong("12.5", "dealt out")
 def deals(order, seen, batch, rank, ranks, micro):
     mine = [order[place] for place in range(seen + rank, seen + batch, ranks)]

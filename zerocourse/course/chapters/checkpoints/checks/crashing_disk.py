@@ -104,10 +104,14 @@ def crashes(answer, before):
         left &= after.files() == disk.files()
         if "state" in before and not torn:
             second |= any(cut(answer, found, other).certain.get("state") not in (OLD, NEW) for other in range(len(after.operations)))
+    theirs = {file.replace("state", "another"): b"a draft of others" for file in {each[1] for each in operations if each[0] == "write"} - {"state"}
+              if "state" in file}
+    others = cut(answer, before | theirs, None)
     done = [what for what, *_ in operations]
     after_rename = done[len(done) - done[::-1].index("rename"):] if "rename" in done else done
     certain = "synced" if "sync_folder" in after_rename else "synced before" if "sync_folder" in done else "not synced"
-    return seen | {"torn": torn, "certain": certain, "saved again": saved, "left again": left, "torn again": second and not torn}
+    return seen | {"torn": torn, "certain": certain, "saved again": saved, "left again": left, "torn again": second and not torn,
+                   "theirs gone": not theirs.keys() <= {*others.files()}}
 
 
 @exercise(
