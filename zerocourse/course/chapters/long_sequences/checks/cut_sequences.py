@@ -16,7 +16,7 @@ def parts_of(rank, ranks):
     "19.3", "Find the bugs: a cut sequence", minutes=25, difficulty=2, cases=CASES,
     replaces=("zerocourse.parallel.context.token_cut:*",),
     mistakes={
-        "label of the cut": {"shift": "after the cut"},
+        "label of the cut": ({"shift": "after the cut"}, {"shift": "between the parts"}),
         "no label at the cut": {"shift": "in each part"},
         "own positions": {"count": "its own"},
         "positions of parts": {"count": "each part"},
@@ -40,6 +40,9 @@ def cut(tokens, rank, ranks, *, shift="before the cut", count="the sequence", pa
     targets = [labels[at] for at in mine]
     if shift == "after the cut":
         targets = [*(tokens[at] for at in mine[1:]), NO_LABEL]
+    if shift == "between the parts":
+        after = [*(tokens[at] for at in mine[1:]), *targets[-1:]]
+        targets = [NO_LABEL if labels[at] == NO_LABEL else token for at, token in zip(mine, after, strict=True)]
     if shift == "in each part":
         targets = [label for piece in pieces for label in [*(labels[at] for at in piece[:-1]), *[NO_LABEL] * bool(piece)]]
     first = size * parts(rank, ranks)[0]
