@@ -112,10 +112,8 @@ class Stage3(Stage2):
     def pre_backward(self, of_pass: Pass, unit: Unit) -> bool:
         is_new = of_pass not in self.backward.passes
         computes = super().pre_backward(of_pass, unit)
-        for each in self.last_units if is_new else ():
+        for each in [*(self.last_units if is_new else ()), *([unit] if computes else ())]:
             self.unshard_unit(each)
-        if computes:
-            self.unshard_unit(unit)
         return computes
 
     def leave(self, unit: Unit) -> None:

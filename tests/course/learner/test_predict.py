@@ -147,7 +147,7 @@ def test_a_guess_above_the_axes_is_seen():
 def test_an_open_curve_leaves_the_figure_as_it_is(capsys):
     predict("01.c", {"stage 1": [..., ..., ...]}, Curve("GB", AT))
     figure = two_curves()
-    assert str(observe("01.c", figure)).startswith("You have made no prediction. Measured: stage 1: 120 GB, 40.0 GB, 30.0 GB.")
+    assert str(observe("01.c", figure)).startswith("You have made no prediction. Found: stage 1: 120 GB, 40.0 GB, 30.0 GB.")
     assert len(figure.axes[0].lines) == 2 and "stage 1 goes from 120" in capsys.readouterr().out
 
 

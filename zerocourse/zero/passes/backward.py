@@ -113,8 +113,7 @@ class Backward:
         """Move on if half of the present unit's gradients have come, or it has none; do what can be done."""
         half = self.place + 0.5
         if self.program and self.program[0].at == half:
-            flats = self.order[self.place].flats
-            if 2 * sum(len(self.awaited[flat]) for flat in flats) <= sum(flat.trainable for flat in flats):
+            if sum(2 * len(self.awaited[flat]) - flat.trainable for flat in self.order[self.place].flats) <= 0:
                 self.position = half
         self.run_ready()
 

@@ -59,8 +59,7 @@ def gathered(q, k, v, ranks, exchange):
             Trial([(2, 6, 2)], attended, worlds=(3,), close=1e-9)],
     mistakes={
         "too few copies": {"copies": lambda ranks, kv_heads, heads: 1},
-        "too many copies": ({"copies": lambda ranks, kv_heads, heads: heads // kv_heads},
-                            {"copies": lambda ranks, kv_heads, heads: ranks}),
+        "too many copies": {"copies": lambda ranks, kv_heads, heads: heads // kv_heads},
         "gathered": (gathered, When("sent", operator.lt)),
         "tiled at home": {"tiled": True},
         "one after the other": {"repeat": lambda x, times: x.repeat(1, times, 1)},

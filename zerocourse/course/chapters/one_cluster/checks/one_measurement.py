@@ -79,7 +79,7 @@ def factors(ratio, dp, tp, micro_batches):
     "18.4", "The detective's one measurement", minutes=35, difficulty=3,
     trials=[Trial([(each,) for each in EVERY], diagnosed, words={"named": in_words})],
     mistakes={
-        "a factor of 1": When("named", lambda got, want: isinstance(got, dict) and 1 in got["mesh"][1:]),
+        "a factor of 1": ({"sizes": (2, 1, 3, 5)}, When("named", lambda got, want: isinstance(got, dict) and 1 in got["mesh"][1:])),
         "equal sizes": ({"sizes": (2, 2, 2, 2)}, alike(1)),
         "as many micro-batches as replicas": {"sizes": (2, 2, 3, 2)},
         "a product": ({"sizes": (2, 2, 3, 6)}, alike(4)),
