@@ -106,9 +106,8 @@ def but(*stages, of):
     mistakes={
         "fits, so needed": {"judge": lambda stage, best, fitting, equal: "true" if stage in fitting else "false"},
         "sends as little": {"judge": lambda stage, best, fitting, equal: "true" if stage in equal else "false"},
-        "one micro-batch": {"sent": lambda stage, count: {0: 2, 1: 2, 2: 2, 3: 3}[stage]},
         "other traffic": (but(2, of=lambda count: count), but(3, of=lambda count: 3), but(3, of=lambda count: 2 * count),
-                          but(0, 1, of=lambda count: 2 * count)),
+                          but(0, 1, of=lambda count: 2 * count), {"sent": lambda stage, count: {0: 2, 1: 2, 2: 2, 3: 3}[stage]}),
         "the lowest that fits": {"order": lambda sent, stage: stage},
         "the highest that fits": {"order": lambda sent, stage: -stage},
         "room of the claimed": {"room_of": lambda stage, best: stage},
