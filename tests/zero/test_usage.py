@@ -383,6 +383,28 @@ def test_closures(pool, param_dtype):
             assert not torch.equal(state["first.weight"], start["first.weight"])
 
 
+def closure_that_looks_again(looks: bool) -> list[float]:
+    """Losses after three steps at stage 3, whose closure may run one more forward behind its backward, which leaves the blocks gathered."""
+    model, optimizer = worlds.sharded(Case(3, make=Stack, loss=squares), reshard_after_forward=False)
+    losses = []
+    for step in range(3):
+        def closure(step=step):
+            optimizer.zero_grad()
+            loss = squares(model, step, 0, dist.get_rank())
+            loss.backward()
+            if looks:
+                squares(model, step, 1, dist.get_rank())
+            return loss
+
+        optimizer.step(closure)
+        losses.append(squares(model, step, 2, dist.get_rank()).item())
+    return losses
+
+
+def test_what_a_closure_leaves_gathered_is_not_used_after_the_step(pool):
+    assert pool(2).run(closure_that_looks_again, True) == pool(2).run(closure_that_looks_again, False)
+
+
 # -- worlds ----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("stage", STAGES)

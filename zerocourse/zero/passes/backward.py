@@ -71,7 +71,7 @@ class Backward:
     def gradient_came(self, flat: FlatBuffer, key: str, param: nn.Parameter) -> None:
         """Autograd has brought a parameter's gradient, complete."""
         unit = self.stage.unit_of[flat]
-        if unit is self.stage.root and 0 <= self.position >= len(self.order) - 1 and self.has_all(self.order[-1]):
+        if unit is self.stage.root and self.order and self.position >= len(self.order) - 1 and self.has_all(self.order[-1]):
             self.move_to(len(self.order))  # no unit follows that would tell that the last one is over: a gradient of the root's does
         self.awaited[flat].discard(key)
         self.arrived[flat].add(key)
