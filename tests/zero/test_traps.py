@@ -290,6 +290,30 @@ def test_trap_03_a_unit_skipped_on_one_rank(pool):
                                     world_size=world_size)])
 
 
+def skipped_in_an_earlier_forward(model, step, micro, rank):
+    """One backward through two forwards, and through a third on the ranks whose turn it is."""
+    turn = (rank + step + micro) % 2
+    return sum(model(rows(step + 50 * number, micro, rank), skip=skips).square().mean()
+               for number, skips in enumerate([turn, False, *[True] * turn]))
+
+
+def all_skipped_in_an_earlier_forward(model, step, micro, rank):
+    """The same on all ranks: the middle block is reduced with the last forward."""
+    return sum(model(rows(step + 50 * number, micro, rank), skip=number == 0).square().mean() for number in range(2))
+
+
+def earlier_forward_left_out(model, step, micro, rank):
+    """Both forwards ran on all ranks, and only on the first rank does the loss use both."""
+    first, second = (model(rows(step + 50 * number, micro, rank), skip=False).square().mean() for number in range(2))
+    return first + second if rank == 0 else second
+
+
+@pytest.mark.parametrize("loss", (skipped_in_an_earlier_forward, all_skipped_in_an_earlier_forward, earlier_forward_left_out))
+def test_trap_03_a_unit_skipped_in_one_of_several_forwards(pool, loss):
+    for world_size in (2, 3):
+        check_exact(pool, of_stack(Skipping, stages=(0, 1, 2), loss=loss, accumulation=2, world_size=world_size), tolerance=1e-6)
+
+
 def skip_a_unit(world_size: int, reshards: bool) -> tuple[str, float]:
     """What stage 3 says when the last rank skips a unit, and after how many seconds."""
     comm = Comm(dist.new_group(), timeout=1.0)

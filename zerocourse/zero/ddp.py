@@ -132,9 +132,9 @@ class DataParallel:
                 self.recover()
             for extra in self.extras:
                 extra.before_forward()
-            self.forward = Forward()
+            self.forward = Forward(before=self.forward.of_pass)
         elif self.forward.of_pass.had_backward and not recomputes and not self.root.forward_depth:  # a unit that is called by itself
-            self.forward.of_pass = Pass()
+            self.forward.of_pass = Pass(before=self.forward.of_pass)
         unit.forward_depth += 1
         if unit is not self.root:
             self.forward.begin(unit)

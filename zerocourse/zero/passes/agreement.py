@@ -13,20 +13,24 @@ from itertools import compress
 from ...errors import CollectiveError
 from ..buffers.buffer import FlatBuffer
 from .program import Call
+from .schedule import Pass
 
 
 class SameList:
     """Have all ranks written the same list? The message, one reduction of four integers, is sent when this is made.
 
-    calls: of this rank's forward, from which the list follows.   awaited: the parameters whose gradients autograd will bring.
+    of_pass: this rank's forward, from which the list follows.   awaited: the parameters whose gradients autograd will bring.
     """
 
-    def __init__(self, stage, calls: Sequence[Call], awaited: Mapping[FlatBuffer, set[str]]):
-        self.stage, self.calls = stage, calls
-        ran = number("\n".join(f"{call.unit.name} {call.began}" for call in calls).encode())
+    def __init__(self, stage, of_pass: Pass, awaited: Mapping[FlatBuffer, set[str]]):
+        self.stage = stage
+        # Below stage 3 it is also about earlier forwards, which may be in the same backward.
+        self.earlier = {each for each in of_pass.earlier if not (each.had_backward or stage.shards_parameters)}
+        self.calls = [names_of(of_pass.calls), *sorted(names_of(each.calls) for each in self.earlier)]
+        ran = number(str(self.calls).encode())
         brings = number(bytes(key in awaited[flat] for flat in stage.flats for key in flat.params))
         self.is_known = ran in stage.reductions.known_lists
-        self.was_read, self.same_gradients = False, True
+        self.was_read, self.same_gradients, self.same_earlier = False, True, True
         self.message = stage.groups.start_max([ran, -ran, brings, -brings], stage.groups.metadata_device(stage.device), "program")
 
     def read(self) -> list[list[Call]] | None:
@@ -37,10 +41,17 @@ class SameList:
             self.stage.reductions.known_lists.add(ran)
             return None
         units = {unit.name: unit for unit in self.stage.units}
-        by_rank = self.stage.groups.all_gather_object([[call.unit.name, call.began] for call in self.calls])
+        by_rank = self.stage.groups.all_gather_object(self.calls)
+        present = [calls for calls, *_ in by_rank]
         if self.stage.shards_parameters:
-            refuse(by_rank)
-        return [[Call(units[name], began) for name, began in calls] for calls in by_rank]
+            refuse(present)
+        self.same_earlier = all(earlier == by_rank[0][1:] for _, *earlier in by_rank)
+        return [[Call(units[name], began) for name, began in calls] for calls in present]
+
+
+def names_of(calls: Sequence[Call]) -> list[list]:
+    """The calls as JSON can hold them."""
+    return [[call.unit.name, call.began] for call in calls]
 
 
 def number(content: bytes) -> int:

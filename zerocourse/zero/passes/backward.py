@@ -14,8 +14,8 @@ A gradient that comes while its bucket is under way is deferred: it stays at its
 each other in a second message who has such gradients, or others that came after their bucket was reduced, and reduce those
 buckets once more (`Reductions.finish`).
 
-A backward through several forwards, as that of a sum of losses, has a list for each. Then ranks must run the same units in each
-of them: a rank that skips one in an older forward alone reduces it earlier than the others, and their collectives cannot complete.
+A backward through several forwards, as that of a sum of losses, has a list for each. Where ranks ran different units in an earlier
+one, a bucket may be complete on one rank and still awaited on another: then nothing is reduced before that second message.
 """
 
 from collections import deque
@@ -44,7 +44,7 @@ class Backward:
         self.position = START
         self.put_off: list[BackwardAction] = []  # reductions that are left for the end, because their gradients are still awaited
         self.started: set[FlatBuffer] = set()  # buckets whose reduction has begun
-        self.same_list: SameList | None = None  # what the ranks tell each other about the present list
+        self.same_list: SameList | None = None  # what the ranks have told each other last about the lists
         self.awaited = {flat: will_bring(flat) for flat in stage.flats}  # parameters whose gradient is still to come
         self.end_callback = lambda: None  # `hooks` puts a weak reference here: it is dead when autograd has dropped what it calls at the end
         self.arrived: dict[FlatBuffer, set[str]] = {flat: set() for flat in stage.flats}  # those whose gradient it has brought
@@ -120,6 +120,11 @@ class Backward:
     def is_full(self, flat: FlatBuffer) -> bool:
         return not self.awaited[flat] and len(self.arrived[flat]) >= flat.trainable
 
+    @property
+    def reduces_late(self) -> bool:
+        """Is all left to the second message?"""
+        return self.same_list is not None and not self.same_list.same_earlier
+
     # -- the list -----------------------------------------------------------------------------------------------------
 
     def begin_pass(self, of_pass: Pass) -> None:
@@ -127,9 +132,10 @@ class Backward:
         self.leave_pass()
         self.read_message()
         self.passes.append(of_pass)
-        self.position, self.visited, self.same_list = START, [], None
-        if self.stage.options.agreement and self.stage.groups.size > 1 and (self.stage.reduces_now or self.stage.shards_parameters):
-            self.same_list = SameList(self.stage, of_pass.calls, self.awaited)
+        self.position, self.visited = START, []
+        stage, was_told = self.stage, self.same_list is not None and of_pass in self.same_list.earlier
+        if stage.options.agreement and stage.groups.size > 1 and (stage.reduces_now or stage.shards_parameters) and not was_told:
+            self.same_list = SameList(stage, of_pass, self.awaited)
         self.write(of_pass.calls)
         self.run_ready()
 
@@ -139,7 +145,7 @@ class Backward:
         buckets = {unit: [flat for flat in unit.flats if flat.trainable and flat not in self.started] for unit in stage.units}
         program = backward_program(
             calls, buckets, stage.last_units, prefetch=stage.options.prefetch if stage.shards_parameters else None,
-            in_flight=stage.options.in_flight, parts=stage.reduction_parts, reshards=stage.next_backward.reshards,
+            in_flight=stage.options.in_flight, parts=() if self.reduces_late else stage.reduction_parts, reshards=stage.next_backward.reshards,
             under_way=[(stage.unit_of[flat], flat) for flat in stage.reductions.under_way])
         joined = {action.bucket for action in program if action.kind == REDUCE}
         left = [action._replace(at=START) for action in (*self.put_off, *self.program)
@@ -210,7 +216,10 @@ class Backward:
         if self.same_list is None or self.same_list.was_read:
             return
         records = self.same_list.read()
-        if records is not None:
+        if self.reduces_late:
+            self.program.clear()
+            self.put_off.clear()
+        elif records is not None:
             is_over, position = self.position >= len(self.order), self.position
             self.write(merge(records))
             self.position = START

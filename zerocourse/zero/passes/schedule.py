@@ -1,22 +1,25 @@
 """What a forward leaves for its backward, and for the next forward: in which order the units ran. It communicates nothing."""
 
+from weakref import WeakSet
+
 from .program import Call
 from ..buffers.unit import Unit
 
 
 class Pass:
-    """One forward with gradients, and later its backward. Several may be alive at once, as in a pipeline."""
+    """One forward with gradients, and later its backward. Several may be alive at once, as in a pipeline: autograd keeps them."""
 
-    def __init__(self):
+    def __init__(self, before: "Pass | None" = None):
         self.calls: list[Call] = []  # in the order in which they ended; a unit that runs twice is there twice
         self.had_backward = False
+        self.earlier: WeakSet[Pass] = before.earlier | {before} if before else WeakSet()  # those that are alive
 
 
 class Forward:
     """One forward while it runs.   of_pass: what it leaves.   stack: units whose forward is running, one inside the other."""
 
-    def __init__(self):
-        self.of_pass = Pass()
+    def __init__(self, before: Pass | None = None):
+        self.of_pass = Pass(before)
         self.stack: list[Call] = []
 
     def begin(self, unit: Unit) -> None:
