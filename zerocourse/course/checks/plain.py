@@ -33,6 +33,8 @@ def encode(value):
     match value:
         case None | bool() | float():
             return value
+        case numpy.bool():
+            return bool(value)
         case str():
             return str(value)
         case numbers.Integral() if abs(value) < 1 << LONGEST_INT:

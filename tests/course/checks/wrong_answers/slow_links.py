@@ -152,3 +152,27 @@ class OneForAll:
 class TheWrongWayBack:
     def dequantize(whole, scales):
         return whole / scales.repeat_interleave(len(whole) // len(scales))
+
+
+@wrong("20.3", "zeros have 1")
+class NeverDividesByZero:
+    def pack(values, block):
+        rows = torch.nn.functional.pad(values, (0, -len(values) % block)).view(-1, block)
+        scales = (rows.abs().amax(1) / 7).clamp(min=1e-12)
+        whole = (rows / scales[:, None]).round().int().flatten() + 8
+        return (whole[0::2] | whole[1::2] << 4).to(torch.uint8), scales
+
+
+@wrong("20.6", "small ones are zeros")
+def keeps_scales_large(bucket, nodes, per_node, inside, between):
+    def squeeze(rows):
+        fours = rows.reshape(len(rows), -1, 4)
+        scales = (fours.abs().amax(2) / 127).clamp(min=1e-8)
+        return (fours / scales[..., None]).round().to(torch.int8).reshape(len(rows), -1), scales
+
+    def restore(whole, scales):
+        return (whole.reshape(len(whole), -1, 4) * scales[..., None]).reshape(len(whole), -1)
+
+    rows = bucket.view(nodes, per_node, -1).transpose(0, 1).reshape(per_node, -1)
+    in_node = restore(*inside(*squeeze(rows))).sum(0)
+    return restore(*between(*squeeze(in_node.view(nodes, -1)))).sum(0)

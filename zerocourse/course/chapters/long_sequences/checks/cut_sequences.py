@@ -23,19 +23,25 @@ def parts_of(rank, ranks):
         "positions go on": {"count": "the front"},
         "padding has labels": {"padding": 0},
         "label of padding": {"first_padding": 0},
+        "filled first": {"filled_first": True},
+        "zeros are padding": {"of_zero": NO_LABEL},
+        "no shift": {"shift": "none"},
+        "padding at 0": {"count": "0 for padding"},
         "dropped": {"pad": False},
+        "rest at the end": {"equal": False},
         "contiguous": {"parts": lambda rank, ranks: (2 * rank, 2 * rank + 1)},
         "back first": {"parts": lambda rank, ranks: parts_of(rank, ranks)[::-1]},
     })
 def cut(tokens, rank, ranks, *, shift="before the cut", count="the sequence", padding=NO_LABEL, first_padding=NO_LABEL, pad=True,
-        parts=parts_of):
+        parts=parts_of, filled_first=False, of_zero=0, equal=True):
     """Labels are shifted and padding is put on before anything is cut, and positions go with their tokens."""
     last = first_padding if len(tokens) % (2 * ranks) else NO_LABEL
-    labels, length = [*tokens[1:], last], len(tokens)
+    labels, length = [*tokens] if shift == "none" else [*tokens[1:], last], len(tokens)
     missing = -length % (2 * ranks) if pad else 0
     tokens, labels = [*tokens, *[0] * missing], [*labels, *[padding] * missing]
-    size = len(tokens) // (2 * ranks)
-    pieces = [range(size * part, size * (part + 1)) for part in parts(rank, ranks)]
+    labels = [*tokens[1:], NO_LABEL] if filled_first else [label or of_zero for label in labels]
+    size = (len(tokens) if equal else length) // (2 * ranks)
+    pieces = [range(size * part, size * (part + 1) if equal or part < 2 * ranks - 1 else len(tokens)) for part in parts(rank, ranks)]
     mine = [at for piece in pieces for at in piece]
     targets = [labels[at] for at in mine]
     if shift == "after the cut":
@@ -47,5 +53,5 @@ def cut(tokens, rank, ranks, *, shift="before the cut", count="the sequence", pa
         targets = [label for piece in pieces for label in [*(labels[at] for at in piece[:-1]), *[NO_LABEL] * bool(piece)]]
     first = size * parts(rank, ranks)[0]
     positions = {"the sequence": mine, "the front": list(range(first, first + len(mine))), "its own": list(range(len(mine))),
-                 "each part": [*range(size)] * 2}[count]
+                 "each part": [*range(size)] * 2, "0 for padding": [at * (at < length) for at in mine]}[count]
     return [tokens[at] for at in mine], targets, positions

@@ -32,6 +32,16 @@ def one_axis(count, axes, sizes):
     return next(((axis,) for axis in axes if sizes[axis] == count), ())
 
 
+def greedily(count, axes, sizes):
+    """Every axis that divides what is left of the count."""
+    found = []
+    for axis in axes:
+        if count % sizes[axis] == 0:
+            count //= sizes[axis]
+            found.append(axis)
+    return tuple(found)
+
+
 @exercise(
     "18.2", "Counted along which axes?", minutes=30, difficulty=2,
     replaces=("zerocourse.measure.norm_audit:*", "zerocourse.parallel.norms:audit"),
@@ -50,15 +60,19 @@ def one_axis(count, axes, sizes):
         "any axes": {"among": lambda axes, sizes: tuple(sizes)},
         "order of sizes": {"among": lambda axes, sizes: tuple(axis for axis in sizes if axis in axes)},
         "all that replicate": {"axes_of": lambda count, axes, sizes: axes},
+        "divided greedily": {"axes_of": greedily},
         "never counted": {"missing": ()},
+        "stopped early": {"stops": True},
         "those that are right": {"tell_right": True},
     })
 def counted_over(square, replicated, sizes, *, base=lambda sizes: math.prod(sizes.values()) + 1, places=list, axes_of=chosen,
-                 among=lambda axes, sizes: axes, missing=None, tell_right=False,
+                 among=lambda axes, sizes: axes, missing=None, tell_right=False, stops=False,
                  left=operator.floordiv):
     """Digits in a base that is larger than any count, then the axes whose sizes multiply to the digit."""
     found = {}
     for name in places(replicated):
+        if stops and not square:
+            break
         count, square = square % base(sizes), left(square, base(sizes))
         if count != 1 or tell_right:
             found[name] = missing if count == 0 else axes_of(count, among(replicated[name], sizes), sizes)

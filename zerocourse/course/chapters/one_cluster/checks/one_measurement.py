@@ -86,12 +86,12 @@ def factors(ratio, dp, tp, micro_batches):
         "one stage": ({"sizes": (1, 2, 3, 5)},
                       When("named", lambda got, want: isinstance(got, dict) and got["mesh"][0] == 1 and BOUNDARY in want)),
         "no boundary": {"bounds": lambda ratios: False},
-        "first stage": {"stage": 0},
+        "first stage": ({"stage": 0}, {"stage": 0, "compares": True}),
         "one mistake": {"split": simplest},
         "too many ranks": {"sizes": (2, 3, 5, 7)},
         "two measurements": {"again": True},
     })
-def diagnose(measure, *, sizes=(2, 2, 3, 5), stage=-1, split=factors, again=False,
+def diagnose(measure, *, sizes=(2, 2, 3, 5), stage=-1, split=factors, again=False, compares=False,
              bounds=lambda ratios: ratios[0] != ratios[-1]):
     """Sizes that are different primes: then the ratio of the last stage has one factorisation."""
     pp, dp, tp, micro_batches = sizes
@@ -99,4 +99,4 @@ def diagnose(measure, *, sizes=(2, 2, 3, 5), stage=-1, split=factors, again=Fals
     if again:
         measure(pp, dp, tp, micro_batches)
     found = split(ratios[stage], dp, tp, micro_batches)
-    return found | ({BOUNDARY} if stage == -1 and bounds(ratios) else set())
+    return found | ({BOUNDARY} if (stage == -1 or compares) and bounds(ratios) else set())

@@ -29,6 +29,7 @@ CASES = [(TWO, 1, 2, 0), (lists("F0 B0"), 1, 2, 5), (lists("F0 F1", "F0 F1"), 1,
         "to its end": {"idle": lambda begun, ended, most: ended},
         "kept for ever": {"frees": False},
         "kept at the end": {"last": True},
+        "kept at first": {"early": True},
         "one round": {"rounds": 1},
         "nobody waits": {"waits": ()},
         "gradients are there": {"waits": ("F",)},
@@ -37,7 +38,7 @@ CASES = [(TWO, 1, 2, 0), (lists("F0 B0"), 1, 2, 5), (lists("F0 F1", "F0 F1"), 1,
         "end of rank 0": {"end": lambda clock: clock[0]},
     })
 def run_lists(lists, forward, backward, transfer, *, late=lambda kind, transfer: transfer, busy=lambda transfer: 0,
-              idle=lambda begun, ended, most: most, frees=True, last=False, rounds=10**6, waits=("F", "B"), own=True,
+              idle=lambda begun, ended, most: most, frees=True, last=False, early=False, rounds=10**6, waits=("F", "B"), own=True,
               none=any, end=max):
     """Each rank goes on when what it needs has arrived."""
     ranks, at, clock, work = len(lists), [0] * len(lists), [0] * len(lists), [0] * len(lists)
@@ -62,7 +63,8 @@ def run_lists(lists, forward, backward, transfer, *, late=lambda kind, transfer:
                 clock[rank] = begin + seconds + (busy(transfer) if 0 <= 2 * rank - source < ranks else 0)
                 work[rank] += seconds
                 kept[rank] += 1 if kind == "F" else -1 if frees else 0
-                most_kept[rank] = max(most_kept[rank], kept[rank])
+                if not early or all(kind == "F" for kind, _ in actions[:at[rank]]):
+                    most_kept[rank] = max(most_kept[rank], kept[rank])
                 at[rank] += 1
                 moved = True
     if none(at[rank] < len(actions) for rank, actions in enumerate(lists)):

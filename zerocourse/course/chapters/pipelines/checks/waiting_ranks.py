@@ -21,6 +21,18 @@ CASES = [lists("send 1 a, recv 1 b", "send 0 b, recv 0 a"), lists("recv 1 b, sen
          lists("recv 1 a, send 1 b, recv 1 c, send 1 d, recv 1 e", "send 0 a, recv 0 b, send 0 c, recv 0 d, send 0 e")]
 
 
+def on_circles(waits):
+    """Those that wait for themselves in the end.   waits: by rank, for which one."""
+    def comes_back(rank):
+        at = waits[rank]
+        for _ in waits:
+            if at in (rank, None):
+                break
+            at = waits.get(at)
+        return at == rank
+    return [rank for rank in waits if comes_back(rank)]
+
+
 @exercise(
     "17.3", "Who waits for ever?", minutes=30, difficulty=2, cases=[(each,) for each in CASES],
     mistakes={
@@ -31,10 +43,11 @@ CASES = [lists("send 1 a, recv 1 b", "send 0 b, recv 0 a"), lists("recv 1 b, sen
         "from anybody": {"same": lambda sent, rank, peer, name: any(each[2] == name for each in sent)},
         "to anybody": {"same": lambda sent, rank, peer, name: any(each[0] == peer and each[2] == name for each in sent)},
         "taken away": {"stays": False},
-        "the first alone": {"among": lambda stuck: stuck[:1]},
+        "the first alone": {"among": lambda waits: [*waits][:1]},
+        "circles alone": {"among": on_circles},
         "the others": {"among": None},
     })
-def stuck_ranks(lists, *, sends_wait=False, rounds=10**6, far=True, among=lambda stuck: stuck, stays=True,
+def stuck_ranks(lists, *, sends_wait=False, rounds=10**6, far=True, among=list, stays=True,
                 same=lambda sent, rank, peer, name: (peer, rank, name) in sent):
     """Each rank goes on while it can, until none can."""
     at, sent = [0] * len(lists), set()
@@ -58,4 +71,5 @@ def stuck_ranks(lists, *, sends_wait=False, rounds=10**6, far=True, among=lambda
                 if not far:
                     break
     ended = [rank for rank, actions in enumerate(lists) if at[rank] == len(actions)]
-    return ended if among is None else among([rank for rank in range(len(lists)) if rank not in ended])
+    return ended if among is None else among({
+        rank: lists[rank][at[rank]][1] for rank in range(len(lists)) if rank not in ended})

@@ -18,12 +18,20 @@ def packed(pack, unpack, numel, block, size):
     payload, scales = returned
     seen = {"kinds": (str(payload.dtype), tuple(payload.shape), tuple(scales.shape)), "changed": not torch.equal(before, values)}
     if seen["kinds"] == ("torch.uint8", (blocks * block // 2,), (blocks,)):
-        seen |= {"scales": scales, "payload": payload.int()}
-    given = torch.tensor([0x2F, 0x81, 0xF1, 0x78, 0x5A, 0xC3], dtype=torch.uint8), torch.tensor([0.5, 3.0])
-    back = unpack(*given, 7)
+        seen |= {"scales": scales / (size or 1e-30), "payload": payload.int()}  # so that 1e-12 is not like 0
+        seen |= unpacked(pack, unpack, payload, scales, numel, size or 1)
+    return seen
+
+
+def unpacked(pack, unpack, payload, scales, numel, size=1):
+    """What comes back of bytes and scales, over the size of the numbers."""
+    back = unpack(payload, scales, numel)
     if not torch.is_tensor(back):
         raise Wrong(f"unpack returned {a(back)}: return a tensor", MISUSED)
-    return seen | {"numbers": tuple(back.shape), "back": back if back.shape == (7,) else None}
+    return {"numbers": tuple(back.shape), "back": back / size if back.shape == (numel,) else None}
+
+
+GIVEN = torch.tensor([0x2F, 0x81, 0xF1, 0x78, 0x5A, 0xC3], dtype=torch.uint8)
 
 
 def nibbles(whole):
@@ -37,7 +45,8 @@ def apart(payload):
 @exercise(
     "20.3", "Two numbers in a byte", minutes=35, difficulty=3, answer=("pack", "unpack"),
     replaces=("zerocourse.parallel.plusplus.blocks:*",),
-    trials=[Trial([(32, 8, 1.0), (21, 6, 1.0), (5, 8, 1.0), (8, 8, 1.0), (16, 4, 1e-10), (4, 2, 0.0)], packed, close=1e-6)],
+    trials=[Trial([(32, 8, 1.0), (21, 6, 1.0), (5, 8, 1.0), (8, 8, 1.0), (16, 4, 1e-10), (4, 2, 0.0)], packed, close=1e-6),
+            Trial([(GIVEN, torch.tensor([0.5, 3.0]), 7)], unpacked, close=1e-6)],
     mistakes={
         "high one first": {"join": lambda whole: whole[0::2] << 4 | whole[1::2]},
         "high one read first": {"split": lambda payload: torch.stack([payload >> 4, payload & 15], 1).flatten()},
@@ -47,11 +56,13 @@ def apart(payload):
         "offset left": {"back_offset": 0},
         "not rounded": {"rounded": torch.trunc},
         "halves up": ({"rounded": lambda x: (x + 0.5).floor()}, {"rounded": lambda x: (x.abs() + 0.5).floor() * x.sign()}),
-        "zeros have 1": {"scale_of": lambda scales: scales.where(scales > 0, 1)},
+        "zeros have 1": ({"scale_of": lambda scales: scales.where(scales > 0, 1)}, {"scale_of": lambda scales: scales.clamp(min=1e-12)}),
         "zeros divide": {"safe": lambda scales: scales, "rounded": lambda x: x.round().nan_to_num(-8.0)},  # NaN + 8 becomes 0
         "small ones are zeros": {"safe": lambda scales: scales.clamp(min=1e-8)},
-        "block by numel": {"length": lambda whole, scales, numel: -(-numel // len(scales) // 2) * 2},
+        "block by numel": tuple({"length": lambda whole, scales, numel, block=block: block(numel, len(scales))} for block in (
+            lambda numel, blocks: -(-numel // blocks // 2) * 2, lambda numel, blocks: 2 * (numel // blocks), lambda numel, blocks: -(-numel // blocks))),
         "eight levels": {"levels": 8},
+        "without signs": {"largest": lambda blocks: blocks.amax(1)},
         "one scale": {"largest": lambda blocks: blocks.abs().amax(1).amax().expand(len(blocks)).clone()},
         "padding kept": {"keep": False},
         "a byte each": {"join": lambda whole: whole},

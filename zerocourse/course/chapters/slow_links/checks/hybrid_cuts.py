@@ -1,5 +1,7 @@
 """The checks of 20.1 and 20.2: what hybrid sharding sends, and how many ranks should divide a buffer."""
 
+import numbers
+
 from ....checks import Board, Trial, Wrong, exercise
 
 # 20.1 ---------------------------------------------------------------------------------------------------------------
@@ -24,9 +26,14 @@ from ....checks import Board, Trial, Wrong, exercise
         "fp32": {"size": 4},
         "swapped": {"turned": True},
         "whole bytes": ({"number": int}, {"number": round}),
-        "whole elements": lambda params, ranks, group, micro_batches, each: (
-            6.0 * micro_batches * (params // group) * (group - 1),
-            4.0 * (params // group // (ranks // group)) * (ranks // group - 1) * (micro_batches if each else 1)),
+        "part of the group": lambda params, ranks, group, micro_batches, each: (
+            6.0 * micro_batches * params * (group - 1) / group,
+            4.0 * params / group * (group - 1) / group * (micro_batches if each else 1)),
+        "whole elements": tuple(
+            lambda params, ranks, group, micro_batches, each, between=between: (
+                6.0 * micro_batches * (params // group) * (group - 1),
+                4.0 * between(params // group, ranks // group) * (micro_batches if each else 1))
+            for between in (lambda piece, nodes: piece // nodes * (nodes - 1), lambda piece, nodes: 4 * piece * (nodes - 1) // nodes / 4)),
     })
 def hybrid_bytes(params, ranks, group, micro_batches, each, *, passes=lambda count: 3 * count, inside_group=lambda ranks, group: group,
                  inside_part=lambda group: (group - 1) / group, ways=2, slice_of=lambda params, group: params / group,
@@ -73,7 +80,7 @@ def chosen(answer, ranks, card):
     told = {"_group": group, "_ranks": ranks, "_card": card, "_best": best}
     if group is None or best is None:
         return {"none": group is None, "_needs": 0} | told
-    if isinstance(group, bool) or not isinstance(group, int) or group < 1:
+    if isinstance(group, bool) or not isinstance(group, numbers.Integral) or group < 1:
         raise Wrong(f"it returned {group!r}: the number of ranks in a group is wanted, or None")
     needs = states_bytes(group)
     return {"none": False, "divides": ranks % group == 0, "fits": needs <= card, "_needs": needs,

@@ -1,5 +1,6 @@
 """The check of 20.5: what a node sends to others by each way to train, and which way sends least of those that fit."""
 
+import operator
 from fractions import Fraction
 
 from ....checks import exercise
@@ -31,6 +32,12 @@ def instead(name, place, value):
     return changed
 
 
+def chosen_first(params, nodes, per_node, card, exact):
+    """The way that sends least, and None where that one is not exact."""
+    found = least_crossing(params, nodes, per_node, card, False)
+    return None if found and exact and not ways(nodes, per_node)[found[0]][2] else found
+
+
 @exercise(
     "20.5", "Choose what crosses", minutes=25, difficulty=2, cases=CASES,
     mistakes={
@@ -38,19 +45,25 @@ def instead(name, place, value):
         "a ring": {"ways_of": instead("one group", 0, lambda nodes, per_node: 3)},
         "hybrid holds little": {"ways_of": instead("hybrid", 1, lambda nodes, per_node: Fraction(16, nodes * per_node))},
         "copy forgotten": {"ways_of": instead("ZeRO++", 1, lambda nodes, per_node: Fraction(16, nodes * per_node))},
+        "too often": tuple({"ways_of": instead(name, 0, lambda nodes, per_node, passes=passes: passes * per_node)}
+                           for name, passes in (("hybrid", Fraction(2)), ("ZeRO++", Fraction(3, 4)))),
+        "backward's gather": {"ways_of": instead("ZeRO++", 0, lambda nodes, per_node: Fraction(5, 4))},
         "always exact": {"ways_of": instead("ZeRO++", 2, lambda nodes, per_node: True)},
         "never rounded": {"keep": without("ZeRO++")},
         "all of it": {"part": lambda nodes: 1},
         "elements": {"size": 1},
-        "does not fit": {"fits": False},
+        "does not fit": {"fits": lambda held, card: True},
+        "exactly full": {"fits": operator.lt},
+        "chosen first": chosen_first,
+        "one node": {"ties": ()},
         "anything": {"none": "one group"},
     })
 def least_crossing(params, nodes, per_node, card, exact, *, ways_of=ways, keep=dict, part=lambda nodes: Fraction(nodes - 1, nodes), size=BYTES,
-                   fits=True, none=None):
+                   fits=operator.le, none=None, ties=(1,)):
     """(way, bytes that a node sends to others in a step), or None where nothing fits."""
     found = {name: passes for name, (passes, held, is_exact) in keep(ways_of(nodes, per_node)).items()
-             if (held * params <= card or not fits) and (is_exact or not exact)}
+             if fits(held * params, card) and (is_exact or not exact)}
     if not found:
         return none
-    way = min(found, key=found.get) if nodes > 1 else next(iter(found))
+    way = next(iter(found)) if nodes in ties else min(found, key=found.get)
     return way, int(found[way] * size * params * part(nodes))

@@ -48,12 +48,12 @@ def reduced(answer, per_node, size, scale):
                    "dtype": str(out.dtype), "scales": sum(magnitudes) / bucket.view(-1, BLOCK).abs().amax(1).sum().item()} if seen["finite"] else seen
 
 
-def quantized(rows, block, nearest=torch.round, levels=127):
+def quantized(rows, block, nearest=torch.round, levels=127, largest=127, magnitude=torch.abs, least=0.0):
     """(whole (R, n) int8, scales (R, blocks))."""
     blocks = rows.reshape(len(rows), -1, block)
-    scales = blocks.abs().amax(2) / levels
-    whole = (blocks / scales.where(scales > 0, 1)[..., None])
-    return nearest(whole).clamp(-127, 127).to(torch.int8).flatten(1), scales
+    scales = (magnitude(blocks).amax(2) / levels).clamp(min=least) if least else magnitude(blocks).amax(2) / levels
+    whole = nearest(blocks / scales.where(scales != 0, 1)[..., None])
+    return whole.clamp(-largest, largest).to(torch.int16).to(torch.int8).flatten(1), scales  # above 127 it turns round
 
 
 def restored(whole, scales):
@@ -65,37 +65,45 @@ def by_neighbour(bucket, nodes, per_node, size):
     return bucket.view(nodes, per_node, size).transpose(0, 1).reshape(per_node, nodes * size)
 
 
+def between_first(bucket, nodes, per_node, inside, between):
+    """The two hops in the other order."""
+    in_number = restored(*between(*quantized(bucket.view(nodes, -1), BLOCK))).sum(0)
+    return restored(*inside(*quantized(in_number.view(per_node, -1), BLOCK))).sum(0)
+
+
 @exercise(
     "20.6", "A reduction in two hops", minutes=50, difficulty=3, timeout=20,
     replaces=("zerocourse.parallel.plusplus.two_level:*", "zerocourse.parallel.plusplus.blocks:*"),
-    trials=[Trial([(2, 8, 1.0), (2, 12, 1e-3), (2, 4, 0.0)], reduced, worlds=(2, 4), close={"output": 0.05, "scales": 1e-3})],
+    trials=[Trial([(2, 8, 1.0), (2, 12, 1e-9), (2, 4, 0.0)], reduced, worlds=(2, 4), close={"output": 0.05, "scales": 1e-3})],
     mistakes={
         "rows of nodes": {"rows": lambda bucket, nodes, per_node, size: bucket.view(per_node, nodes * size)},
+        "pieces of nodes": {"of_nodes": lambda in_node, nodes: in_node.view(-1, nodes).T},
         "cut off": ({"nearest": torch.trunc}, {"nearest": torch.floor}),
-        "a mean": {"add": lambda rows: rows.mean(0)},
-        "added in int8": {"early": True},
-        "own alone": {"add": lambda rows: rows[0]},
+        "a mean": {"summed": lambda whole, scales: restored(whole, scales).mean(0)},
+        "added in int8": ({"summed": lambda whole, scales: restored(whole.sum(0, dtype=torch.int8)[None], scales.mean(0)[None])[0]},
+                          {"summed": lambda whole, scales: restored(whole.sum(0)[None], scales.amax(0)[None])[0]}),
+        "own alone": {"summed": lambda whole, scales: restored(whole, scales)[0]},
         "everything between": {"all_between": True},
         "inside alone": {"second": False},
-        "over 127": ({"levels": 128}, {"levels": 126}, {"levels": 127.5}),
+        "over 127": ({"levels": 128}, {"levels": 126}, {"levels": 127.5}, {"levels": 7}, {"levels": 128, "largest": 999}),
+        "without signs": {"magnitude": lambda blocks: blocks, "largest": 999},
+        "small ones are zeros": {"least": 1e-8},
+        "between first": between_first,
         "one scale": {"block": lambda numel: numel},
         "not rounded again": {"again": True},
     })
-def reduce(bucket, nodes, per_node, inside, between, *, rows=by_neighbour, add=lambda rows: rows.sum(0), early=False, all_between=False, second=True,
-           block=lambda numel: BLOCK, again=False, nearest=torch.round, levels=127):
+def reduce(bucket, nodes, per_node, inside, between, *, rows=by_neighbour, summed=lambda whole, scales: restored(whole, scales).sum(0),
+           all_between=False, second=True, block=lambda numel: BLOCK, again=False,
+           of_nodes=lambda in_node, nodes: in_node.view(nodes, -1), **how):
     """Inside of the node for the ranks of each number, then between the nodes."""
     size = len(bucket) // (nodes * per_node)
     of_neighbours = rows(bucket, nodes, per_node, size)
-    whole, scales = inside(*quantized(of_neighbours, block(nodes * size), nearest, levels))
-    in_node = add(restored(whole, scales))
-    if early:
-        in_node = restored(whole.sum(0, dtype=torch.int8)[None], scales.mean(0)[None])[0]
+    in_node = summed(*inside(*quantized(of_neighbours, block(nodes * size), **how)))
     if all_between:
         every = torch.cat([in_node.view(nodes, size)] * per_node, 1)
         whole, scales = between(*quantized(every, BLOCK))
         return restored(whole, scales).sum(0)[:size]
     if not second:
         return in_node.view(nodes, size)[0]
-    whole, scales = between(*quantized(in_node.view(nodes, size), block(size), nearest, levels))
-    total = add(restored(whole, scales))
+    total = summed(*between(*quantized(of_nodes(in_node, nodes), block(size), **how)))
     return total.to(torch.bfloat16).float().half() if again else total
