@@ -60,7 +60,8 @@ def apart(payload):
         "zeros divide": {"safe": lambda scales: scales, "rounded": lambda x: x.round().nan_to_num(-8.0)},  # NaN + 8 becomes 0
         "small ones are zeros": {"safe": lambda scales: scales.clamp(min=1e-8)},
         "block by numel": tuple({"length": lambda whole, scales, numel, block=block: block(numel, len(scales))} for block in (
-            lambda numel, blocks: -(-numel // blocks // 2) * 2, lambda numel, blocks: 2 * (numel // blocks), lambda numel, blocks: -(-numel // blocks))),
+            lambda numel, blocks: -(-numel // blocks // 2) * 2, lambda numel, blocks: 2 * (numel // blocks),
+            lambda numel, blocks: -(-numel // blocks))),
         "eight levels": {"levels": 8},
         "without signs": {"largest": lambda blocks: blocks.amax(1)},
         "one scale": {"largest": lambda blocks: blocks.abs().amax(1).amax().expand(len(blocks)).clone()},
