@@ -584,6 +584,28 @@ def test_a_step_after_zero_grad_sends_nothing(pool):
     by_stage(pool, after_zero_grad, nothing)
 
 
+def while_a_forward_is_kept(comm: Comm, stage: int) -> tuple[list, list]:
+    """What a backward issues where the first rank has kept the loss of a forward of before the last step, and where none has."""
+    model, optimizer = shard(*of_a_stack(), stage, comm=comm)
+    kept, issued = [], []
+    for keeps in (False, comm.rank == 0):
+        kept += [squares(model, 9, 0, 0)] if keeps else []
+        for step in range(2):
+            before = len(comm.issued)
+            squares(model, step, 0, comm.rank).backward()
+            optimizer.step()
+        issued.append([call[:2] for call in list(comm.issued)[before:]])
+    return issued
+
+
+def test_a_forward_of_before_the_last_step_is_in_no_backward(pool):
+    """Else each backward of that rank would have one forward more to speak of, and would reduce nothing before its end."""
+    def alike(rank: int, issued: list) -> None:
+        assert issued[0] == issued[1]
+
+    by_stage(pool, while_a_forward_is_kept, alike, stages=(0, 1, 2))
+
+
 def with_a_graph(comm: Comm | None, stage: int | None) -> dict:
     """A backward that records itself, as for a second derivative."""
     model, optimizer = prepared(comm, stage)

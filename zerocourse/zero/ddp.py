@@ -241,10 +241,8 @@ class DataParallel:
         """One update of all parameters, on all ranks. `closure` runs the model first, as torch's optimizers allow."""
         if self.backward is not None or self.root.forward_depth:
             self.recover()
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         self.reshard_all()
         for extra in self.extras:
             extra.check_step()
@@ -256,6 +254,7 @@ class DataParallel:
             for comm in dict.fromkeys(flat.comm for flat in updated):  # two, where experts are cut
                 result = self.ops.step([flat for flat in updated if flat.comm is comm], comm, optimizer_step)
             self.written.note_update(updated)
+            self.forward = Forward()  # those before it will not be in one backward with those that come
         for extra in self.extras:
             extra.after_step()
         self.reductions.has_unused = False
