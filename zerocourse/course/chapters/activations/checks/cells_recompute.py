@@ -9,7 +9,8 @@ from ....checks import Trial, exercise
 # 13.w1 ----------------------------------------------------------------------------------------------------------------
 
 def keep_input(ctx, block, x):
-    """The forward: run `block` on x, and keep in `ctx` what `compute_again` needs, and no more.
+    """The forward: run `block` on x, and keep in `ctx` what `compute_again` needs,
+    and no more.
 
     block: a function of one tensor, which may draw random numbers.   x: its input.
     Returns the block's output. autograd is switched off in here.
@@ -20,7 +21,8 @@ def keep_input(ctx, block, x):
 
 
 def compute_again(ctx, gradient):
-    """The backward: run the block once more, with the same random numbers, and differentiate.
+    """The backward: run the block once more, with the same random numbers,
+    and differentiate.
 
     gradient: of the block's output.
     Returns None, for `block`, and the gradient of x. Gradients of parameters go where a

@@ -11,11 +11,13 @@ PSI = 5040
 
 
 def evidence(held, sizes):
-    """Of the claim “at stage 2 no rank holds more than a quarter of what it holds at stage 0”.
+    """Of the claim “at stage 2 no rank holds more than a quarter of what it holds
+    at stage 0”.
 
-    held(stage, ranks, rank): trains a model, and returns the bytes that this rank holds, by
-    kind: "parameters", "gradients", "optimizer" and "activations". Model states are the first
-    three. sizes: numbers of ranks to look at.
+    held(stage, ranks, rank): trains a model, and returns the bytes that this rank holds,
+        by kind: "parameters", "gradients", "optimizer" and "activations". Model states
+        are the first three.
+    sizes: numbers of ranks to look at.
     Returns the largest share of any rank, by the number of ranks: {"2 ranks": 0.56, ...}.
     """
     def states(stage, ranks, rank):
@@ -27,8 +29,8 @@ def evidence(held, sizes):
 
 
 def holds(found):
-    """Where the claim holds, by the number of ranks: {"2 ranks": False, ...}. It looks at the
-    evidence alone."""
+    """Where the claim holds, by the number of ranks: {"2 ranks": False, ...}.
+    It looks at the evidence alone."""
     return {case: share <= 1 / 4 for case, share in found.items()}
 
 

@@ -15,7 +15,7 @@ def engine_backward(engine, loss):
 
 
 def engine_step(engine):
-    """At the end of a window update, clear the gradients and move the schedule; else only count.
+    """At the end of a window update, clear gradients, move the schedule; else only count.
 
     engine: has `accumulation`, the micro-batches in a window, `micro_steps`, how many
         micro-batches are over, and `global_steps`, how many updates; both begin at 0.

@@ -13,7 +13,8 @@ def balance(chosen, probabilities, comm):
     chosen: (N, k), int64, the experts of this rank's tokens.   probabilities: (N, E), the
     router's for them. fₑ is the share of *all ranks'* pairs that expert e has. Pₑ is its
     mean probability over this rank's tokens, and the only part with a gradient.
-    comm: `comm.all_reduce(tensor)` adds up a tensor over the ranks, in place, and returns it.
+    comm: `comm.all_reduce(tensor)` adds up a tensor over the ranks, in place,
+        and returns it.
     Returns a scalar.
     """
     experts = probabilities.shape[1]

@@ -11,7 +11,8 @@ def schedule_of(buffers, reads, steps, writes):
     reads, steps, writes: how long each of the three takes, block by block.
     The disk reads one block at a time and writes one at a time, and it can do both at once.
     One block is updated at a time. All three go in the order of the blocks.
-    Returns a list of (read, update, write), the moments at which they begin. The first is 0.
+    Returns a list of (read, update, write), the moments at which they begin.
+    The first is 0.
     """
     read_ends = step_ends = write_ends = 0
     begins, free = [], [0] * buffers

@@ -12,8 +12,8 @@ def to_heads(x, comm):
 
     x: (t, H, D). Rank r has the tokens from r·t on; afterwards it has the heads from
         r·H/P on, for P = `comm.world_size` ranks.
-    comm: `comm.all_to_all(rows, received, "a name").wait()` sends row i of `rows` to rank i,
-        and row i of `received` comes from rank i. Both are (P, ...), contiguous.
+    comm: `comm.all_to_all(rows, received, "a name").wait()` sends row i of `rows`
+        to rank i, and row i of `received` comes from rank i. Both are (P, ...), contiguous.
     Returns (P·t, H/P, D), the tokens in their order.
     """
     rows = x.unflatten(1, (comm.world_size, -1)).movedim(1, 0).contiguous()

@@ -69,7 +69,8 @@ def give_memory(model):
     for module in model.modules():
         for name, param in list(module.named_parameters(recurse=False)):
             if param not in made:
-                made[param] = nn.Parameter(torch.zeros_like(param, device="cpu"), param.requires_grad)
+                made[param] = nn.Parameter(torch.zeros_like(param, device="cpu"),
+                                           param.requires_grad)
             setattr(module, name, made[param])
 
 

@@ -11,8 +11,8 @@ HALF = torch.bfloat16
 def host_step(link, params, masters, optimizer):
     """One step of an optimizer that lives on the host, with the fewest bytes over the link.
 
-    link: `link.down(tensor)` returns a copy of a device's tensor on the host, `link.up(tensor)`
-        a copy of a host's tensor on the device, both of the same dtype.
+    link: `link.down(tensor)` returns a copy of a device's tensor on the host,
+        `link.up(tensor)` a copy of a host's tensor on the device, both of the same dtype.
         Nothing else may go from one memory to the other.
     params: the model's parameters, bf16 tensors on the device. The gradient of each is in
         `.grad`, in bf16. The model holds these tensors, so write into them, with `copy_`.

@@ -9,14 +9,14 @@ from ....checks.words import a
 
 
 def copy_in(values, comm):
-    """f: returns what it was given. In the backward the gradients of all ranks are added up.
+    """f: returns what it was given. The backward adds up the gradients of all ranks.
 
-    comm: `comm.all_reduce(tensor)` adds up over the ranks, in place, and returns the tensor.
+    comm: `comm.all_reduce(tensor)` adds up over the ranks, in place, and returns it.
     """
     class CopyIn(torch.autograd.Function):
         @staticmethod
         def forward(ctx, values):
-            return values.view_as(values)  # what a function returns must be a tensor of its own
+            return values.view_as(values)  # a function must return a tensor of its own
 
         @staticmethod
         def backward(ctx, gradient):
@@ -26,7 +26,7 @@ def copy_in(values, comm):
 
 
 def reduce_out(values, comm):
-    """g: returns the sum of all ranks' `values`. In the backward the gradient passes as it is."""
+    """g: returns the sum of all ranks' `values`. The backward passes the gradient on."""
     class ReduceOut(torch.autograd.Function):
         @staticmethod
         def forward(ctx, values):

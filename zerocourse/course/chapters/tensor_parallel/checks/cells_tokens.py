@@ -11,7 +11,7 @@ from .cells_borders import backward, border, gradients
 
 
 def gather_in(part, comm):
-    """f with cut tokens: from this rank's T/t tokens to all T. The backward is that of `scatter_out`.
+    """f with cut tokens: from this rank's T/t to all T. The backward is `scatter_out`'s.
 
     part: (B, T/t, C).
     `all_gather(part, comm, "f")` returns all ranks' tokens, and
@@ -30,7 +30,7 @@ def gather_in(part, comm):
 
 
 def scatter_out(terms, comm):
-    """g with cut tokens: from a term of all T tokens to this rank's T/t tokens of the sum."""
+    """g with cut tokens: from a term of all T tokens to this rank's T/t of the sum."""
     class ScatterOut(torch.autograd.Function):
         @staticmethod
         def forward(ctx, terms):
