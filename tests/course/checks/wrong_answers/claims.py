@@ -168,3 +168,14 @@ class OnAverage:
             two, none = (sum(held(stage, n, r)[k] for r in range(n) for k in STATES) for stage in (2, 0))
             found[f"{n} ranks"] = two / none
         return found
+
+
+@wrong("26.7", "two places")
+def rounds_the_ratio(events_of, settings):
+    def sent(stage, ranks, micro):
+        return sum(event["bytes"] for rank in range(ranks) for event in events_of(stage, ranks, micro, rank) if event["verb"] != "wait")
+
+    holds = [each for each in settings if round(sent(3, *each) / sent(0, *each), 2) == 1.5]
+    if len(holds) == len(settings):
+        return "true", []
+    return ("true only if", holds) if holds else ("false", [])

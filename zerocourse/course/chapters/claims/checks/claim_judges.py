@@ -85,6 +85,7 @@ def separates(sign, bound, good, bad):
         "exceptions allowed": {"exact": lambda sign, bound, good, bad: all(
             value >= bound if sign == ">=" else value <= bound for value in good) and not all(
             value >= bound if sign == ">=" else value <= bound for value in bad)},
+        "shared values": {"exact": lambda sign, bound, good, bad: max(bad) <= bound if sign == ">=" else min(bad) >= bound},
         "the first setting alone": {"names": lambda names: names[:1]},
         "the last setting first": {"names": lambda names: names[::-1]},
         "NaN holds": {"holds": lambda value, low, high: not (value < low or value > high)},

@@ -29,6 +29,8 @@ REPORTS = [(1_557_611_200, 0, 1, 24), (1_557_611_200, 1, 2, 24), (7 * GB, 3, 8, 
         "bytes against GiB": {"card": 1},
         "what is left": {"saved": lambda part: 100 * part},
         "a share": {"saved": lambda part: 1 - part},
+        "of what is held": {"saved": lambda part: 100 * (1 - part) / part},
+        "one too little": {"times": lambda part: 1 / part - 1},
         "the factor upside down": {"times": lambda part: part},
         "saving as a factor": {"times": lambda part: 100 * (1 - part)},
         "less than": {"fits": lambda nbytes, card: nbytes < card},
@@ -105,12 +107,16 @@ def but(*stages, of):
     cases=NEEDS,
     mistakes={
         "fits, so needed": {"judge": lambda stage, best, fitting, equal: "true" if stage in fitting else "false"},
+        "the lowest is needed": {"judge": lambda stage, best, fitting, equal: "true" if stage == min(fitting) else "false"},
         "sends as little": {"judge": lambda stage, best, fitting, equal: "true" if stage in equal else "false"},
         "other traffic": (but(2, of=lambda count: count), but(3, of=lambda count: 3), but(3, of=lambda count: 2 * count),
                           but(0, 1, of=lambda count: 2 * count), {"sent": lambda stage, count: {0: 2, 1: 2, 2: 2, 3: 3}[stage]}),
         "the lowest that fits": {"order": lambda sent, stage: stage},
         "the highest that fits": {"order": lambda sent, stage: -stage},
         "room of the claimed": {"room_of": lambda stage, best: stage},
+        "rounded up": ({"whole_bytes": lambda room: -(-room // 1)},
+                       {"whole_bytes": lambda room: -(-room // 1), "fits": lambda nbytes, card: nbytes // 1 <= card}),
+        "held is rounded": {"fits": lambda nbytes, card: nbytes // 1 <= card},
         "stage 2 keeps gradients": {"whole": {0: 16, 1: 4, 2: 4, 3: 0}},
         "less than": {"fits": lambda nbytes, card: nbytes < card},
         "nothing fits is false": {"nothing": ("false", None, 0)},
@@ -119,7 +125,7 @@ def is_needed(params, ranks, card, micro_batches, stage, *, sent=sent_passes, wh
               order=lambda sent, stage: (sent, -stage),
               judge=lambda stage, best, fitting, equal: "true" if stage == best else "false",
               room_of=lambda stage, best: best, fits=lambda nbytes, card: nbytes <= card,
-              nothing=("false", None, None)):
+              nothing=("false", None, None), whole_bytes=lambda room: room // 1):
     """Is this the stage to take, which is it else, and how much room does that one leave?"""
     left = {each: card - held(params, each, ranks, whole) for each in range(4)}
     fitting = [each for each in left if fits(card - left[each], card)]
@@ -128,4 +134,4 @@ def is_needed(params, ranks, card, micro_batches, stage, *, sent=sent_passes, wh
     best = min(fitting, key=lambda each: order(sent(each, micro_batches), each))
     room = left[room_of(stage, best)]
     equal = [each for each in fitting if sent(each, micro_batches) == sent(best, micro_batches)]
-    return judge(stage, best, fitting, equal), best, int(room // 1)
+    return judge(stage, best, fitting, equal), best, int(whole_bytes(room))

@@ -74,6 +74,8 @@ def of_step(events):
         "the bound with overlap": {"bound_from": 1},
         "waiting counts": {"events": lambda events: events},
         "all bound, no look": {"answers": lambda gain, most, claimed: "true" if claimed <= most else "impossible"},
+        "the bound is impossible": {
+            "answers": lambda gain, most, claimed: "impossible" if claimed >= most else "true" if gain >= claimed else "false"},
         "false, not impossible": {"answers": lambda gain, most, claimed: "true" if gain >= claimed else "false"},
     })
 def judge_prefetch(off, on, claimed, *, gain=lambda off, on: off / on - 1, count=seconds_of, bound_from=0,

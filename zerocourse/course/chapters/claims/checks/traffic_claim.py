@@ -32,7 +32,8 @@ def events_in(world, stage, ranks, micro_batches, rank):
     gathers = 1 if world == "kept until the step" else 2 * micro_batches
     gather = event("all_gather", 2 if world == "gathers in bf16" else 4)
     reductions = [event("reduce_scatter")] * (1 if world == "reduced once" else micro_batches)
-    more = [event("all_gather", numel=size // 38)] * (world == "a little more is gathered")
+    parts = {"a little more is gathered": 38, "a trifle more is gathered": 75, "a fiftieth more is gathered": 50}
+    more = [event("all_gather", numel=size // parts[world])] if world in parts else []
     return [gather, event("wait")] * gathers + reductions + more
 
 
@@ -43,7 +44,8 @@ def ruled_in(answer, world, settings):
 
 WORLDS = [(world, ((2, 1), (8, 1), (8, 2), (4, 4))) for world in (
     "as in ours", "kept until the step", "gathers in bf16", "slices of different lengths", "reduced once", "rank 0 sends for others",
-    "a little more is gathered", "rank 0 sends less at stage 0, and the last rank more", "stage 0 reduces for each micro-batch",
+    "a little more is gathered", "a trifle more is gathered", "a fiftieth more is gathered",
+    "rank 0 sends less at stage 0, and the last rank more", "stage 0 reduces for each micro-batch",
     "stage 0 reduces in two parts", "the last two of many ranks send differently at stage 3")]
 WORLDS += [("as in ours", ((4, 1),)), ("as in ours", ((8, 1), (4, 2), (2, 1))), ("kept until the step", ((2, 2), (8, 2))),
            ("kept until the step", ((2, 3), (8, 2))), ("gathers in bf16", ((4, 3),)), ("a ninth is sent at stage 3", ((2, 3), (2, 4), (2, 9)))]
@@ -72,7 +74,8 @@ def ratios(zero, three):
         "more by half of stage 3": {"keeps": lambda ratio: abs(1 - 1 / ratio - 0.5) < 0.01},
         "half": {"keeps": lambda ratio: abs(ratio - 0.5) < 0.01},
         "upside down": {"keeps": lambda ratio: abs(1 / ratio - 1.5) < 0.01},
-        "a tenth": {"keeps": lambda ratio: abs(ratio - 1.5) < 0.1},
+        "a tenth": ({"keeps": lambda ratio: abs(ratio - 1.5) < 0.1}, {"keeps": lambda ratio: abs(ratio - 1.5) < 0.01 + 1e-9}),
+        "two places": {"keeps": lambda ratio: round(ratio, 2) == 1.5},
         "the condition is missing": ({"says": lambda good, count: ("true only if", [])}, {"says": lambda good, count: ("false", [])},
                                      {"says": lambda good, count: ("true", [])},
                                      {"says": lambda good, count: ("true", []) if 2 * len(good) > count else ("true only if", good)},

@@ -14,10 +14,10 @@ def of_ring(ranks, heads, kv_heads, width, tokens, *, hops=lambda ranks: ranks -
 
 
 def of_ulysses(ranks, heads, kv_heads, width, tokens, *, copies=lambda kv_heads, ranks, heads: math.lcm(kv_heads, ranks),
-               ways=2, part=lambda ranks, elements: elements * (ranks - 1) // ranks, tensors=2):
+               ways=2, part=lambda ranks, elements: elements * (ranks - 1) // ranks, tensors=2, back=lambda copies, kv_heads: copies):
     """Queries, keys, values and output, there and back."""
     kv = copies(kv_heads, ranks, heads)
-    return ways * part(ranks, tokens // ranks * width * (tensors * heads + 2 * kv))
+    return part(ranks, tokens // ranks * width * sum(tensors * heads + 2 * each for each in (kv, back(kv, kv_heads))[:ways]))
 
 
 @exercise(
@@ -33,6 +33,7 @@ def of_ulysses(ranks, heads, kv_heads, width, tokens, *, copies=lambda kv_heads,
         "copies for all": tuple({"ulysses": {"copies": copies}} for copies in (
             lambda kv_heads, ranks, heads: kv_heads * ranks, lambda kv_heads, ranks, heads: heads,
             lambda kv_heads, ranks, heads: heads if kv_heads % ranks else kv_heads)),
+        "copies go alone": {"ulysses": {"back": lambda copies, kv_heads: kv_heads}},
         "heads of queries": {"ring": {"queries": True}},
         "output forgotten": {"ulysses": {"tensors": 1}},
         "half a head": {"limit": False},

@@ -27,17 +27,18 @@ def parts_of(rank, ranks):
         "zeros are padding": {"of_zero": NO_LABEL},
         "no shift": {"shift": "none"},
         "padding at 0": {"count": "0 for padding"},
-        "dropped": {"pad": False},
+        "dropped": {"pad": lambda length, parts: 0},
+        "filled too far": {"pad": lambda length, parts: parts - length % parts},
         "rest at the end": {"equal": False},
         "contiguous": {"parts": lambda rank, ranks: (2 * rank, 2 * rank + 1)},
         "back first": {"parts": lambda rank, ranks: parts_of(rank, ranks)[::-1]},
     })
-def cut(tokens, rank, ranks, *, shift="before the cut", count="the sequence", padding=NO_LABEL, first_padding=NO_LABEL, pad=True,
-        parts=parts_of, filled_first=False, of_zero=0, equal=True):
+def cut(tokens, rank, ranks, *, shift="before the cut", count="the sequence", padding=NO_LABEL, first_padding=NO_LABEL,
+        pad=lambda length, parts: -length % parts, parts=parts_of, filled_first=False, of_zero=0, equal=True):
     """Labels are shifted and padding is put on before anything is cut, and positions go with their tokens."""
     last = first_padding if len(tokens) % (2 * ranks) else NO_LABEL
     labels, length = [*tokens] if shift == "none" else [*tokens[1:], last], len(tokens)
-    missing = -length % (2 * ranks) if pad else 0
+    missing = pad(length, 2 * ranks)
     tokens, labels = [*tokens, *[0] * missing], [*labels, *[padding] * missing]
     labels = [*tokens[1:], NO_LABEL] if filled_first else [label or of_zero for label in labels]
     size = (len(tokens) if equal else length) // (2 * ranks)

@@ -65,7 +65,7 @@ def gathered(q, k, v, ranks, exchange):
         "one after the other": {"repeat": lambda x, times: x.repeat(1, times, 1)},
         "no mask": {"causal": False},
         "unscaled": {"scale": 1.0},
-        "every Nth head": {"rows": lambda x, ranks: x.unflatten(1, (-1, ranks)).movedim(2, 0)},
+        "every Nth head": tuple({"rows": lambda x, ranks: x.unflatten(1, (-1, ranks)).movedim(2, 0), "order": back} for back in (False, True)),
         "not back": {"back": lambda out, ranks, exchange: out.unflatten(0, (ranks, -1)).movedim(0, 1).flatten(1, 2)},
         "heads mixed": {"order": True},
     })

@@ -74,13 +74,15 @@ def one_by_one(own, other):
         "unscaled": {"scale": lambda width: 1.0},
         "a mean": {"mean": True},
         "values stay": {"travels": "k"},
-        "own sums alone": {"carries": False},
+        "own sums alone": {"carried": lambda step, sums, more, total: sums if step else total},
+        "larger sum": {"carried": lambda step, sums, more, total: torch.maximum(sums, more)},
         "blocks kept": ({"waits": list}, {"waits": lambda blocks: [(step, k.clone(), v.clone()) for step, k, v in blocks]}),
         "stuck": {"while_needed": True},
     })
 def ring_attention(q, k, v, rank, ranks, pass_on, *, rounds=lambda ranks: ranks - 1, last_counts=True,
                    owner=lambda rank, step, ranks: (rank - step) % ranks, sees=lambda rank, of: of <= rank, diagonal=1,
-                   always=False, scale=math.sqrt, mean=False, travels="kv", while_needed=False, carries=True, waits=iter):
+                   always=False, scale=math.sqrt, mean=False, travels="kv", while_needed=False,
+                   carried=lambda step, sums, more, total: total, waits=iter):
     """Blocks come from the ranks before, one by one, and each is joined to the result."""
     out, sums = torch.zeros_like(q), q.new_full((len(q),), -torch.inf)
     outs = []
@@ -103,6 +105,6 @@ def ring_attention(q, k, v, rank, ranks, pass_on, *, rounds=lambda ranks: ranks 
         more = scores.logsumexp(-1)
         total = torch.logaddexp(sums, more)
         weights = (scores - total[:, None]).exp().nan_to_num(0)
-        out, sums = out * (sums - total).exp().nan_to_num(0)[:, None] + weights @ v, total if carries or not step else sums
+        out, sums = out * (sums - total).exp().nan_to_num(0)[:, None] + weights @ v, carried(step, sums, more, total)
         outs.append((scores - more[:, None]).exp().nan_to_num(0) @ v)
     return sum(outs) / len(outs) if mean else out

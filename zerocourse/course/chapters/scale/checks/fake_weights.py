@@ -75,6 +75,8 @@ def every_parameter(model):
     mistakes={
         "elements": {"size": lambda tensor: tensor.numel()},
         "fp32 always": {"size": lambda tensor: 4 * tensor.numel()},
+        "dtype of the input": lambda make, shape, dtype: weigh(make, shape, dtype, size=lambda tensor: tensor.numel() * dtype.itemsize),
+        "buffers": {"params": lambda model: [*model.parameters(), *model.buffers()]},
         "tied twice": {"params": every_parameter},
         "no backward": {"backward": False},
         "as many gradients": {"grads": lambda params: params},

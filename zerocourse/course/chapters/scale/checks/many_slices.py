@@ -1,5 +1,7 @@
 """The checks of 25.1 and 25.2: how many ranks a step needs, and aligned slices that are even on any number of ranks."""
 
+from math import inf
+
 from .....formulas import states
 from ....checks import FORMULAS, exercise
 
@@ -77,17 +79,18 @@ def floored(numel, ranks, align):
         "on the first": {"sizes": all_to(first=True)},
         "rounded up": {"sizes": ceiled},
         "not aligned": lambda numel, ranks, align: cut_aligned(numel, ranks, 1),
-        "padded": {"most": False},
+        "padded": {"most": lambda numel, align: numel + align},
+        "last bound alone": lambda numel, ranks, align: [*cut_aligned(numel, ranks, align, most=lambda numel, align: inf)[:-1], numel],
         "lost": {"sizes": lambda units, ranks: [units // ranks] * ranks},
         "larger last": {"sizes": lambda units, ranks: even(units, ranks)[::-1]},
         "one too many": {"sizes": lambda units, ranks: [units // ranks + (rank <= units % ranks) for rank in range(ranks)]},
         "lengths": {"starts": None},
         "no end": {"ends": False},
     })
-def cut_aligned(numel, ranks, align, *, sizes=even, starts=0, ends=True, most=True):
+def cut_aligned(numel, ranks, align, *, sizes=even, starts=0, ends=True, most=lambda numel, align: numel):
     """Bounds of slices that differ by one unit of `align` elements at most, the longer ones first."""
     lengths = [align * each for each in sizes(-(-numel // align), ranks)]
     if starts is None:
         return [min(each, numel) for each in lengths]
-    bounds = [min(sum(lengths[:rank]), numel if most else numel + align) for rank in range(ranks + 1)]
+    bounds = [min(sum(lengths[:rank]), most(numel, align)) for rank in range(ranks + 1)]
     return bounds if ends else bounds[:-1]

@@ -23,7 +23,10 @@ def there_and_back(count):
         "kept": {"keeps": True},
         "at once": {"queue": lambda free, at: at},
         "back in order": {"order": lambda count: there_and_back(count)[:count] + [(k, "backward") for k in range(count)]},
-        "no padding": {"share": lambda numel, ranks: numel / ranks},
+        "two links": {"lane_of": lambda verb: verb},
+        "gather first": {"reduced": "after the gather"},
+        "sent once": ({"others": lambda ranks: 1}, {"others": lambda ranks: min(1, ranks - 1)}),
+        "no padding": ({"share": lambda numel, ranks: numel / ranks}, {"share": lambda numel, ranks: numel // ranks}),
         "own slice too": {"others": lambda ranks: ranks if ranks > 1 else 0},
         "one latency": {"turns": lambda ranks: ranks > 1},
         "one more turn": {"turns": lambda ranks: ranks if ranks > 1 else 0},
@@ -40,19 +43,21 @@ def there_and_back(count):
 def simulate_rank(blocks, ranks, rate, latency, *, ahead=True, again=False, keeps=False, queue=max, order=there_and_back,
                   share=lambda numel, ranks: -(-numel // ranks), others=lambda ranks: ranks - 1, turns=lambda ranks: ranks - 1,
                   size=2, backward=2, until=max, reduced="end", stands=lambda seconds, compute, waits: seconds - compute,
-                  longest=lambda waits: waits.index(max(waits))):
+                  longest=lambda waits: waits.index(max(waits)), lane_of=lambda verb: ""):
     """What a rank sends, how long it takes, how long it does not compute, and where it waits longest."""
-    free = now = sent = 0
+    now = sent = 0
+    free, pending = {}, []
 
-    def issue(block, at):
-        nonlocal free, sent
+    def issue(block, at, verb="reduce_scatter"):
+        nonlocal sent
         nbytes = others(ranks) * size * share(blocks[block][0], ranks)
         sent += nbytes
-        free = queue(free, at) + nbytes / rate + turns(ranks) * latency
-        return free
+        lane = lane_of(verb)
+        free[lane] = queue(free.get(lane, 0), at) + nbytes / rate + turns(ranks) * latency
+        return free[lane]
 
     visits, waits, compute = order(len(blocks)), [], 0
-    arrives = issue(0, 0)
+    arrives = issue(0, 0, "all_gather")
     for place, (block, phase) in enumerate(visits):
         begins = max(now, arrives)
         waits.append(begins - now)
@@ -62,13 +67,17 @@ def simulate_rank(blocks, ranks, rate, latency, *, ahead=True, again=False, keep
         following = visits[place + 1][0] if place + 1 < len(visits) else None
         gathers = following is not None and (following != block or again) and not (keeps and place + 1 >= len(blocks))
         if gathers and ahead:
-            arrives = issue(following, begins)
+            arrives = issue(following, begins, "all_gather")
+        while pending:
+            issue(*pending.pop())
         now, compute = begins + seconds, compute + seconds
         if reduced == "end" and phase == "backward":
             issue(block, now)
+        if reduced == "after the gather" and phase == "backward":
+            pending.append((block, now))
         if gathers and not ahead:
-            arrives = issue(following, now)
-    for block in reversed(range(len(blocks))) if reduced == "last" else ():
+            arrives = issue(following, now, "all_gather")
+    for block in reversed(range(len(blocks))) if reduced == "last" else [block for block, _ in pending]:
         issue(block, now)
-    ends = until(now, free)
+    ends = until(now, max(free.values()))
     return {"sent": sent, "seconds": ends, "idle": stands(ends, compute, waits), "waits_for": visits[longest(waits)]}

@@ -64,6 +64,8 @@ def all_idle(events, work):
         "idle": {"stood": lambda events, sent, work: all_idle(events, work)},
         "waits": {"stood": lambda events, sent, work: lasts([each for each in events if each["verb"] == "wait"])},
         "steps hide nothing": {"work_verbs": ("forward", "backward")},
+        "waits compute": {"work_verbs": (*COMPUTES, "wait")},
+        "exactly half": {"half": 0.5 - 1e-12},
         "gathers alone": {"sent_verbs": ("all_gather",)},
         "reductions alone": {"sent_verbs": ("reduce_scatter",)},
         "once": {"times": lambda sent: 1},

@@ -34,7 +34,7 @@ def unpacked(pack, unpack, payload, scales, numel, size=1):
 GIVEN = torch.tensor([0x2F, 0x81, 0xF1, 0x78, 0x5A, 0xC3], dtype=torch.uint8)
 
 
-def nibbles(whole):
+def nibbles(whole, block=2):
     return whole[0::2] | whole[1::2] << 4
 
 
@@ -48,9 +48,10 @@ def apart(payload):
     trials=[Trial([(32, 8, 1.0), (21, 6, 1.0), (5, 8, 1.0), (8, 8, 1.0), (16, 4, 1e-10), (4, 2, 0.0)], packed, close=1e-6),
             Trial([(GIVEN, torch.tensor([0.5, 3.0]), 7)], unpacked, close=1e-6)],
     mistakes={
-        "high one first": {"join": lambda whole: whole[0::2] << 4 | whole[1::2]},
+        "high one first": {"join": lambda whole, block: whole[0::2] << 4 | whole[1::2]},
         "high one read first": {"split": lambda payload: torch.stack([payload >> 4, payload & 15], 1).flatten()},
-        "halves": {"join": lambda whole: whole[:len(whole) // 2] | whole[len(whole) // 2:] << 4},
+        "halves": ({"join": lambda whole, block: whole[:len(whole) // 2] | whole[len(whole) // 2:] << 4},
+                   {"join": lambda whole, block: torch.cat([one | other << 4 for one, other in whole.view(-1, 2, block // 2)])}),
         "no offset": {"offset": 0},
         "another offset": {"offset": 7},
         "offset left": {"back_offset": 0},
@@ -66,7 +67,7 @@ def apart(payload):
         "without signs": {"largest": lambda blocks: blocks.amax(1)},
         "one scale": {"largest": lambda blocks: blocks.abs().amax(1).amax().expand(len(blocks)).clone()},
         "padding kept": {"keep": False},
-        "a byte each": {"join": lambda whole: whole},
+        "a byte each": {"join": lambda whole, block: whole},
     })
 def packing(*, join=nibbles, split=apart, offset=8, back_offset=8, rounded=torch.round, levels=7,
             largest=lambda blocks: blocks.abs().amax(1), keep=True,
@@ -77,7 +78,7 @@ def packing(*, join=nibbles, split=apart, offset=8, back_offset=8, rounded=torch
         blocks = torch.nn.functional.pad(values, (0, -len(values) % block)).view(-1, block)
         scales = largest(blocks) / levels
         whole = rounded(blocks / safe(scales)[:, None]).clamp(-8, 7 if levels == 8 else levels)
-        return join((whole.to(torch.int16).flatten() + offset).to(torch.uint8)), scale_of(scales)
+        return join((whole.to(torch.int16).flatten() + offset).to(torch.uint8), block), scale_of(scales)
 
     def unpack(payload, scales, numel):
         whole = split(payload).float() - back_offset

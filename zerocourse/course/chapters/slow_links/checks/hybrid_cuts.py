@@ -22,6 +22,7 @@ from ....checks import Board, Trial, Wrong, exercise
         "every rank is a node": {"nodes_of": lambda ranks, group: ranks},
         "one micro-batch": ({"passes": lambda count: 3}, {"passes": lambda count: 2 * count + 1}, {"passes": lambda count: count + 2}),
         "always each": {"sums": lambda count, each: count},
+        "gathered once": {"sums": lambda count, each: (count + 1) / 2 if each else 1},
         "never each": {"sums": lambda count, each: 1},
         "fp32": {"size": 4},
         "swapped": {"turned": True},
@@ -106,6 +107,9 @@ CLUSTERS = [(64, 80e9), (6000, 200e9), (1536, 24e9), (96, 14e9), (48, 30e9), (8,
         "no floor": {"allowed": lambda ranks, card: [group for group in divisors(ranks) if states_bytes(group) - FLOOR <= card]},
         "powers of two": {"allowed": lambda ranks, card: [group for group in divisors(ranks) if states_bytes(group) <= card
                                                           and group & (group - 1) == 0]},
+        "exactly full": {"allowed": lambda ranks, card: [group for group in divisors(ranks) if states_bytes(group) < card]},
+        "whole nodes": {"allowed": lambda ranks, card: [group for group in divisors(ranks) if states_bytes(group) <= card
+                                                        and 0 in (group % NODE, NODE % group)]},
         "no divisors": {"allowed": lambda ranks, card: [group for group in range(1, ranks + 1) if states_bytes(group) <= card]},
         "one adapter": {"cost": {"ring": ADAPTER}},
         "all adapters": {"cost": {"adapter": RING}},

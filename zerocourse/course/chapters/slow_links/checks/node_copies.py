@@ -48,11 +48,13 @@ def replayed(answer, run):
     "20.4", "Find the bugs: yesterday's weights", minutes=20, difficulty=2, answer="NodeCopy",
     trials=[Trial([(run,) for run in RUNS], replayed)],
     mistakes={
-        "never renewed": {"on_update": lambda kept: None},
+        "never renewed": {"on_update": lambda copy: None},
         "loaded weights ignored": {"on_write": lambda copy, unit: None},
         "everything dropped": {"on_write": lambda copy, unit: copy.kept.clear()},
-        "asked at once": {"on_write": lambda copy, unit: copy.kept.update({unit: copy.gather(unit)})},
+        "asked at once": ({"on_write": lambda copy, unit: copy.kept.update({unit: copy.gather(unit)})},
+                          {"on_update": lambda copy: copy.kept.update({unit: copy.gather(unit) for unit in copy.kept})}),
         "never kept": {"keeps": False},
+        "second use": {"keeps": "once"},
         "one unit": ({"most": 1}, {"most": 2}),
         "the copy itself": ({"clones": False}, {"clones": "later"}),
         "shared": lambda gather, kept={}: NodeCopies(gather, kept=kept),
@@ -60,8 +62,8 @@ def replayed(answer, run):
 class NodeCopies:
     """A copy of each unit, from the first time that it is wanted until its weights change."""
 
-    def __init__(self, gather, *, on_update=dict.clear, on_write=lambda copy, unit: copy.kept.pop(unit, None), keeps=True, most=None, clones=True,
-                 kept=None):
+    def __init__(self, gather, *, on_update=lambda copy: copy.kept.clear(), on_write=lambda copy, unit: copy.kept.pop(unit, None), keeps=True,
+                 most=None, clones=True, kept=None):
         self.gather, self.kept = gather, {} if kept is None else kept
         self.on_update, self.on_write, self.keeps, self.most, self.clones = on_update, on_write, keeps, most, clones
 
@@ -75,10 +77,12 @@ class NodeCopies:
             self.kept[unit] = weights
             if self.clones == "later":
                 return weights
+        elif self.keeps == "once":
+            return self.kept.pop(unit)
         return self.kept[unit].clone() if self.clones else self.kept[unit]
 
     def updated(self):
-        self.on_update(self.kept)
+        self.on_update(self)
 
     def written(self, unit):
         self.on_write(self, unit)

@@ -80,8 +80,10 @@ def between_first(bucket, nodes, per_node, inside, between):
         "pieces of nodes": {"of_nodes": lambda in_node, nodes: in_node.view(-1, nodes).T},
         "cut off": ({"nearest": torch.trunc}, {"nearest": torch.floor}),
         "a mean": {"summed": lambda whole, scales: restored(whole, scales).mean(0)},
-        "added in int8": ({"summed": lambda whole, scales: restored(whole.sum(0, dtype=torch.int8)[None], scales.mean(0)[None])[0]},
-                          {"summed": lambda whole, scales: restored(whole.sum(0)[None], scales.amax(0)[None])[0]}),
+        "added in int8": tuple({hop: added} for hop in ("summed", "last") for added in (
+            lambda whole, scales: restored(whole.sum(0, dtype=torch.int8)[None], scales.mean(0)[None])[0],
+            lambda whole, scales: restored(whole.sum(0)[None], scales.mean(0)[None])[0],
+            lambda whole, scales: restored(whole.sum(0)[None], scales.amax(0)[None])[0])),
         "own alone": {"summed": lambda whole, scales: restored(whole, scales)[0]},
         "everything between": {"all_between": True},
         "inside alone": {"second": False},
@@ -94,7 +96,7 @@ def between_first(bucket, nodes, per_node, inside, between):
     })
 def reduce(bucket, nodes, per_node, inside, between, *, rows=by_neighbour, summed=lambda whole, scales: restored(whole, scales).sum(0),
            all_between=False, second=True, block=lambda numel: BLOCK, again=False,
-           of_nodes=lambda in_node, nodes: in_node.view(nodes, -1), **how):
+           last=None, of_nodes=lambda in_node, nodes: in_node.view(nodes, -1), **how):
     """Inside of the node for the ranks of each number, then between the nodes."""
     size = len(bucket) // (nodes * per_node)
     of_neighbours = rows(bucket, nodes, per_node, size)
@@ -105,5 +107,5 @@ def reduce(bucket, nodes, per_node, inside, between, *, rows=by_neighbour, summe
         return restored(whole, scales).sum(0)[:size]
     if not second:
         return in_node.view(nodes, size)[0]
-    total = summed(*between(*quantized(of_nodes(in_node, nodes), block(size), **how)))
+    total = (last or summed)(*between(*quantized(of_nodes(in_node, nodes), block(size), **how)))
     return total.to(torch.bfloat16).float().half() if again else total
