@@ -15,7 +15,8 @@ each other in a second message who has such gradients, or others that came after
 buckets once more (`Reductions.finish`).
 
 A backward through several forwards, as that of a sum of losses, has a list for each. Where ranks ran different units in an earlier
-one, a bucket may be complete on one rank and still awaited on another: then nothing is reduced before that second message.
+one, a bucket may be complete on one rank and still awaited on another. Below stage 3, which refuses that, nothing is reduced then
+before that second message.
 """
 
 from collections import deque
