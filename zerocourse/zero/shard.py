@@ -102,10 +102,10 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None, stage: int = 3, 
                       FlatBuffer if offload is None else offload.buffer, is_trained)
     for module in model.modules():  # `model.to(device)` refuses a model with fake parameters
         module._buffers |= {name: buffer.to(device) for name, buffer in module._buffers.items() if buffer is not None}
+    groups.broadcast_together([*model.buffers()], "the model's buffers")
     cast_statistics(model)
     flats = [flat for unit in made for flat in unit.flats]
     functions = sent_as_chosen(functions, flats)
-    groups.broadcast_together([*model.buffers()], "the model's buffers")
     zero = model.zero = stage_class(model, made, groups, options, functions if offload is None else offload.ops(functions))
     for param in [*model.parameters(), *(part for flat in flats for part in flat.shard_params.values())]:
         setattr(param, SHARDED, weakref.ref(zero))
