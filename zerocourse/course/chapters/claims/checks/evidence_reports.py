@@ -74,6 +74,7 @@ def least_ranks(percent, stage, *, shared=None, at_limit=None, rounding=lambda n
         "stage 2 without parameters": {"shared": {0: 0, 1: 12, 2: 16, 3: 16}},
         "averages alone": {"shared": {0: 0, 1: 8, 2: 10, 3: 16}},
         "0 are never saved": {"nothing": False},
+        "of what is shared": lambda percent, stage: 1 if percent == 0 else None if stage == 0 or percent == 100 else -(-100 // (100 - percent)),
         "of what is left": lambda percent, stage: least_ranks(100 - percent, stage),
     })
 def fewest_ranks_for(percent, stage, **knobs):

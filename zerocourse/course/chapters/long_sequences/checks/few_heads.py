@@ -66,6 +66,7 @@ def gathered(q, k, v, ranks, exchange):
         "no mask": {"causal": False},
         "unscaled": {"scale": 1.0},
         "every Nth head": tuple({"rows": lambda x, ranks: x.unflatten(1, (-1, ranks)).movedim(2, 0), "order": back} for back in (False, True)),
+        "a view": {"rows": lambda x, ranks: x.reshape(ranks, len(x), -1, WIDTH)},
         "not back": {"back": lambda out, ranks, exchange: out.unflatten(0, (ranks, -1)).movedim(0, 1).flatten(1, 2)},
         "heads mixed": {"order": True},
     })

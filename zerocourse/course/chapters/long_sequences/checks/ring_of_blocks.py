@@ -52,8 +52,20 @@ def in_a_ring(answer, tokens, width):
     return seen
 
 
-def one_by_one(own, other):
-    return own, other
+def never_rescaled(q, k, v, rank, ranks, pass_on):
+    """An online softmax whose sums stay as they are when a larger score comes."""
+    largest, total, out = q.new_full((len(q), 1), -torch.inf), q.new_zeros(len(q), 1), torch.zeros_like(q)
+    for step in range(ranks):
+        if step:
+            k, v = pass_on(k), pass_on(v)
+        if step <= rank:
+            scores = q @ k.T / math.sqrt(q.shape[1])
+            if not step:
+                scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+            largest = torch.maximum(largest, scores.amax(1, keepdim=True))
+            weights = (scores - largest).exp()
+            total, out = total + weights.sum(1, keepdim=True), out + weights @ v
+    return out / total
 
 
 @exercise(
@@ -76,6 +88,7 @@ def one_by_one(own, other):
         "values stay": {"travels": "k"},
         "own sums alone": {"carried": lambda step, sums, more, total: sums if step else total},
         "larger sum": {"carried": lambda step, sums, more, total: torch.maximum(sums, more)},
+        "never rescaled": never_rescaled,
         "blocks kept": ({"waits": list}, {"waits": lambda blocks: [(step, k.clone(), v.clone()) for step, k, v in blocks]}),
         "stuck": {"while_needed": True},
     })

@@ -22,7 +22,9 @@ def own_ranks(params, floor, card):
            (7, 9, 24), (7, 30, 20), (7 * 10**9, 5 * 10**9, 24 * 10**9), (10**6, 0, 16)],
     mistakes={
         "no floor": {"room_of": lambda floor, card: card},
-        "floor divided": lambda params, floor, card: -(-(BYTES * params + floor) // card) if card > floor + BYTES - 1 else None,
+        "floor divided": (lambda params, floor, card: -(-(BYTES * params + floor) // card) if card > floor + BYTES - 1 else None,
+                          lambda params, floor, card: -(-(params + floor // BYTES) // (card // BYTES)) if card >= BYTES else None),
+        "share rounded down": {"ranks_of": lambda params, share: params // (share + 1) + 1},
         "rounded down": {"ranks_of": lambda params, share: params // share or 1},
         "one more": {"ranks_of": lambda params, share: params // share + 1},
         "part of a parameter": {"share_of": lambda room: room / BYTES},
@@ -78,6 +80,8 @@ def floored(numel, ranks, align):
         "no unit": lambda numel, ranks, align: [*cut_aligned(numel // align * align, ranks, align)[:-1], numel],
         "on the first": {"sizes": all_to(first=True)},
         "rounded up": {"sizes": ceiled},
+        "elements first": lambda numel, ranks, align: [
+            *(min(numel, -(-(numel * rank // ranks) // align) * align) for rank in range(ranks)), numel],
         "not aligned": lambda numel, ranks, align: cut_aligned(numel, ranks, 1),
         "padded": {"most": lambda numel, align: numel + align},
         "last bound alone": lambda numel, ranks, align: [*cut_aligned(numel, ranks, align, most=lambda numel, align: inf)[:-1], numel],

@@ -18,7 +18,7 @@ def there_and_back(count):
 @exercise(
     "25.5", "A simulator of one rank", minutes=50, difficulty=3, cases=CASES,
     mistakes={
-        "no prefetch": {"ahead": False},
+        "no prefetch": ({"ahead": False}, {"ahead": False, "reduced": "after the gather"}),
         "gathered again": {"again": True},
         "kept": {"keeps": True},
         "at once": {"queue": lambda free, at: at},

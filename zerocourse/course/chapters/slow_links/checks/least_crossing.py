@@ -47,6 +47,7 @@ def chosen_first(params, nodes, per_node, card, exact):
         "copy forgotten": {"ways_of": instead("ZeRO++", 1, lambda nodes, per_node: Fraction(16, nodes * per_node))},
         "too often": tuple({"ways_of": instead(name, 0, lambda nodes, per_node, passes=passes: passes * per_node)}
                            for name, passes in (("hybrid", Fraction(2)), ("ZeRO++", Fraction(3, 4)))),
+        "of a rank": {"ways_of": instead("hybrid", 0, lambda nodes, per_node: Fraction(2, per_node))},
         "backward's gather": {"ways_of": instead("ZeRO++", 0, lambda nodes, per_node: Fraction(5, 4))},
         "always exact": {"ways_of": instead("ZeRO++", 2, lambda nodes, per_node: True)},
         "never rounded": {"keep": without("ZeRO++")},
