@@ -60,6 +60,7 @@ def greedily(count, axes, sizes):
         "any axes": {"among": lambda axes, sizes: tuple(sizes)},
         "order of sizes": {"among": lambda axes, sizes: tuple(axis for axis in sizes if axis in axes)},
         "all that replicate": {"axes_of": lambda count, axes, sizes: axes},
+        "each that divides": {"axes_of": lambda count, axes, sizes: tuple(axis for axis in axes if count % sizes[axis] == 0)},
         "divided greedily": {"axes_of": greedily},
         "never counted": {"missing": ()},
         "stopped early": {"stops": True},

@@ -12,9 +12,10 @@ from ....checks import exercise
            (12, 11, 1), (12, 22, 1), (2, 25, 2), (1, 5, 2), (3, 5, 2), (4, 20, 3), (1, 50, 4)],
     mistakes={
         "of the ideal time": {"rest": lambda percent: 100},
-        "p": {"lost": lambda ranks: ranks},
+        "p": {"lost": lambda ranks, chunks: ranks},
         "chunks forgotten": {"by_chunks": lambda chunks: 1},
         "chunks twice": {"by_chunks": lambda chunks: chunks**2},
+        "more stages": {"lost": lambda ranks, chunks: ranks * chunks - 1, "by_chunks": lambda chunks: 1},
         "no groups": {"group": lambda ranks, chunks: 1},
         "always groups": {"group": lambda ranks, chunks: ranks},
         "rounded down": {"whole": math.floor},
@@ -23,10 +24,10 @@ from ....checks import exercise
         "none": {"least": lambda ranks: 0},
         "at least p": {"least": lambda ranks: ranks},
     })
-def micro_batches_for(ranks, percent, chunks, *, lost=lambda ranks: ranks - 1, rest=lambda percent: 100 - percent,
+def micro_batches_for(ranks, percent, chunks, *, lost=lambda ranks, chunks: ranks - 1, rest=lambda percent: 100 - percent,
                       by_chunks=lambda chunks: chunks, group=lambda ranks, chunks: ranks if chunks > 1 else 1,
                       whole=math.ceil, least=lambda ranks: 1):
     """From (p − 1)/(v m + p − 1) ≤ share."""
-    need = whole(Fraction(lost(ranks) * rest(percent), percent * by_chunks(chunks)))
+    need = whole(Fraction(lost(ranks, chunks) * rest(percent), percent * by_chunks(chunks)))
     size = group(ranks, chunks)
     return -(-max(least(ranks), need) // size) * size

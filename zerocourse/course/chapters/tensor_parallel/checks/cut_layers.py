@@ -113,6 +113,7 @@ def piece(size, rank, ranks):
         "masked": masked,
         "no g": {"leave": lambda g, y: y},
         "no f": {"enter": lambda f, x: x},
+        "f in between": {"enter": lambda f, x: x, "between": lambda f, h: f(h)},
         "f and g": {"enter": lambda f, x: x, "leave": lambda g, y: y},
         "g at the entrance": {"both": True},
         "part of rank 0": {"own": lambda size, rank, ranks: slice(size)},
@@ -125,10 +126,11 @@ def piece(size, rank, ranks):
     })
 def mlp_part(x, up, up_bias, down, down_bias, rank, ranks, f, g, *, enter=lambda f, x: f(x), leave=lambda g, y: g(y),
              both=False, own=piece, own_bias=None, act=F.gelu, term=lambda y, bias, rank, ranks: y,
-             after=lambda y, bias: y + bias, last=lambda y: y, result=lambda x, y: y):
+             after=lambda y, bias: y + bias, last=lambda y: y, between=lambda f, h: h, result=lambda x, y: y):
     """Columns, GELU, rows, and the bias after the sum."""
     size = len(up) // ranks
     part, bias_part = own(size, rank, ranks), (own_bias or own)(size, rank, ranks)
-    y = F.linear(act(F.linear(g(x) if both else enter(f, x), up[part], up_bias[bias_part])), down[:, part])
+    hidden = act(F.linear(g(x) if both else enter(f, x), up[part], up_bias[bias_part]))
+    y = F.linear(between(f, hidden), down[:, part])
     y = leave(g, term(y, down_bias, rank, ranks))
     return result(x, last(y if after is None else after(y, down_bias)))

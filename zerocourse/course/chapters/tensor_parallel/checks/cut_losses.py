@@ -92,6 +92,7 @@ def without_start(rows_N, here_N, width, start):
         "own mean": {"words": lambda vocabulary, width: width, "rest": lambda rest_N, comm: rest_N},
         "smoothing of one rank": {"rest": lambda rest_N, comm: rest_N},
         "no smoothing": {"smooth": lambda smoothing: 0.0},
+        "the others alone": {"others": True},
         "twice the target": {"keep": lambda smoothing: 1.0},
         "gradient of what does not count": {"ignored": lambda counts_N: torch.ones_like(counts_N)},
         "gradient of the sum": {"share": lambda number: 1},
@@ -108,8 +109,10 @@ def cut_loss(logits_NV, targets_N, start, vocabulary, smoothing, comm, *,
              rest=lambda rest_N, comm: comm.all_reduce(rest_N), keep=lambda smoothing: 1 - smoothing,
              number=lambda counts_N: counts_N.sum(), counts=lambda targets_N: targets_N != -100, taken=None,
              ignored=lambda counts_N: counts_N, share=lambda number: number, own=lambda here_N: here_N,
-             spread=lambda smoothing: smoothing):
+             spread=lambda smoothing: smoothing, others=False):
     """The mean loss, the same on every rank, and the gradient of this rank's logits."""
+    if others:  # ε/(V − 1) for each other word: as if ε were larger, and the target had less of it
+        return cut_loss(logits_NV, targets_N, start, vocabulary, smoothing * vocabulary / (vocabulary - 1), comm)
     counts_N, width = counts(targets_N), logits_NV.shape[1]
     shifted_NV = shift(logits_NV, most(logits_NV.amax(1), comm))
     exp_NV = shifted_NV.exp()

@@ -21,6 +21,9 @@ def turns(elements, t, rate, latency):
         "added": {"overlapped": lambda compute, sends: compute + sends},
         "no latency": {"collective": lambda elements, t, rate, latency: turns(elements, t, rate, 0.0)},
         "latency once": {"collective": lambda elements, t, rate, latency: turns(elements, t, rate, 0.0) + latency * (t > 1)},
+        "one latency a turn": {"halves": 1, "sum_of": lambda elements, t, rate, latency: turns(2 * elements, t, rate, latency)},
+        "whole block": {"zero3_work": lambda compute, t: compute * t},
+        "reduced behind": {"overlapped": lambda compute, sends: max(compute, 2 * sends / 3) + sends / 3},
         "the whole in each turn": {"collective": lambda elements, t, rate, latency: (t - 1) * (2 * elements / rate + latency)},
         "elements": {"collective": lambda elements, t, rate, latency: turns(elements / 2, t, rate, latency)},
         "gathered once": {"gathers": 2},
@@ -28,9 +31,10 @@ def turns(elements, t, rate, latency):
         "ties": {"better": lambda tensor, zero3: tensor <= zero3},
     })
 def seconds_of_a_block(tokens, width, t, flops, rate, latency, *, collective=turns, halves=2, sums=4, gathers=3, work=lambda compute, t: compute / t,
-                       exposed=lambda compute, sends: compute + sends, overlapped=max, better=lambda tensor, zero3: tensor < zero3):
+                       exposed=lambda compute, sends: compute + sends, overlapped=max, better=lambda tensor, zero3: tensor < zero3,
+                       sum_of=None, zero3_work=lambda compute, t: compute):
     """The seconds of both, and which is faster."""
     compute = work(72 * tokens * width**2 / flops, t)
-    tensor = exposed(compute, sums * halves * collective(tokens * width, t, rate, latency))
-    zero3 = overlapped(compute, gathers * collective(12 * width**2, t, rate, latency))
+    tensor = exposed(compute, sums * halves * (sum_of or collective)(tokens * width, t, rate, latency))
+    zero3 = overlapped(zero3_work(compute, t), gathers * collective(12 * width**2, t, rate, latency))
     return {"tensor": tensor, "zero3": zero3, "faster": "tensor" if better(tensor, zero3) else "zero3"}
