@@ -32,6 +32,8 @@ def with_itself(order, sizes):
         "own size": {"strides": with_itself},
         "rank 0": {"first": lambda rank, own, stride: 0},
         "from this rank on": {"first": lambda rank, own, stride: rank},
+        "to the end": lambda rank, axis, order, sizes: list(range(
+            rank % strides_of(order, sizes)[axis], math.prod(sizes.values()), strides_of(order, sizes)[axis])),
         "a ring": {"among": lambda ranks, rank: [*ranks[ranks.index(rank):], *ranks[:ranks.index(rank)]]},
         "without itself": {"among": lambda ranks, rank: [each for each in ranks if each != rank]},
         "coordinates": {"among": lambda ranks, rank: list(range(len(ranks)))},

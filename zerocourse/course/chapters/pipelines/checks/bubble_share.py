@@ -20,14 +20,16 @@ from ....checks import exercise
         "always groups": {"group": lambda ranks, chunks: ranks},
         "rounded down": {"whole": math.floor},
         "rounded": {"whole": round},
+        "in floats": {"need_of": lambda lost, percent, chunks: math.ceil(lost * (1 - percent / 100) / (percent / 100) / chunks)},
         "below": {"whole": lambda need: math.floor(need) + 1},
         "none": {"least": lambda ranks: 0},
         "at least p": {"least": lambda ranks: ranks},
     })
 def micro_batches_for(ranks, percent, chunks, *, lost=lambda ranks, chunks: ranks - 1, rest=lambda percent: 100 - percent,
                       by_chunks=lambda chunks: chunks, group=lambda ranks, chunks: ranks if chunks > 1 else 1,
-                      whole=math.ceil, least=lambda ranks: 1):
+                      whole=math.ceil, least=lambda ranks: 1, need_of=None):
     """From (p − 1)/(v m + p − 1) ≤ share."""
     need = whole(Fraction(lost(ranks, chunks) * rest(percent), percent * by_chunks(chunks)))
+    need = need_of(lost(ranks, chunks), percent, chunks) if need_of else need
     size = group(ranks, chunks)
     return -(-max(least(ranks), need) // size) * size

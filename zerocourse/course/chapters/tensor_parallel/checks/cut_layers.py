@@ -114,6 +114,7 @@ def piece(size, rank, ranks):
         "no g": {"leave": lambda g, y: y},
         "no f": {"enter": lambda f, x: x},
         "f in between": {"enter": lambda f, x: x, "between": lambda f, h: f(h)},
+        "f at the end": {"enter": lambda f, x: x, "last_f": True},
         "f and g": {"enter": lambda f, x: x, "leave": lambda g, y: y},
         "g at the entrance": {"both": True},
         "part of rank 0": {"own": lambda size, rank, ranks: slice(size)},
@@ -126,11 +127,12 @@ def piece(size, rank, ranks):
     })
 def mlp_part(x, up, up_bias, down, down_bias, rank, ranks, f, g, *, enter=lambda f, x: f(x), leave=lambda g, y: g(y),
              both=False, own=piece, own_bias=None, act=F.gelu, term=lambda y, bias, rank, ranks: y,
-             after=lambda y, bias: y + bias, last=lambda y: y, between=lambda f, h: h, result=lambda x, y: y):
+             after=lambda y, bias: y + bias, last=lambda y: y, between=lambda f, h: h, last_f=False, result=lambda x, y: y):
     """Columns, GELU, rows, and the bias after the sum."""
     size = len(up) // ranks
     part, bias_part = own(size, rank, ranks), (own_bias or own)(size, rank, ranks)
     hidden = act(F.linear(g(x) if both else enter(f, x), up[part], up_bias[bias_part]))
     y = F.linear(between(f, hidden), down[:, part])
     y = leave(g, term(y, down_bias, rank, ranks))
+    y = f(y) if last_f else y
     return result(x, last(y if after is None else after(y, down_bias)))
