@@ -19,7 +19,7 @@ def own_ranks(params, floor, card):
     replaces=FORMULAS,
     sample=lambda random: (random.randint(1, 10**10), random.randint(0, 10**9), random.randint(10**8, 2 * 10**9)),
     cases=[(1000, 0, 1600), (1000, 800, 2400), (1000, 800, 1600), (1000, 100, 399), (1001, 0, 16000), (100, 5, 52), (7, 9, 25),
-           (7, 9, 24), (7, 30, 20), (7 * 10**9, 5 * 10**9, 24 * 10**9), (10**6, 0, 16)],
+           (7, 9, 24), (7, 30, 20), (7 * 10**9, 5 * 10**9, 24 * 10**9), (10**6, 0, 16), (1000, 0, 16000)],
     mistakes={
         "no floor": {"room_of": lambda floor, card: card},
         "floor divided": (lambda params, floor, card: -(-(BYTES * params + floor) // card) if card > floor + BYTES - 1 else None,
