@@ -49,10 +49,10 @@ def reduced(answer, per_node, size, scale):
     return seen if scale else seen | {"whole": out.detach().double()}
 
 
-def quantized(rows, block, nearest=torch.round, levels=127, largest=127, magnitude=torch.abs, least=0.0, per_row=False):
+def quantized(rows, block, nearest=torch.round, levels=127, largest=127, magnitude=torch.abs, least=float("-inf"), per_row=False):
     """(whole (R, n) int8, scales (R, blocks))."""
     blocks = rows.reshape(len(rows), -1, block)
-    scales = (magnitude(blocks).amax(2) / levels).clamp(min=least) if least else magnitude(blocks).amax(2) / levels
+    scales = (magnitude(blocks).amax(2) / levels).clamp(min=least)
     scales = scales.amax(1, keepdim=True).expand_as(scales) if per_row else scales
     whole = nearest(blocks / scales.where(scales != 0, 1)[..., None])
     return whole.clamp(-largest, largest).to(torch.int16).to(torch.int8).flatten(1), scales  # above 127 it turns round
