@@ -85,6 +85,9 @@ def separates(sign, bound, good, bad):
         "exceptions allowed": {"exact": lambda sign, bound, good, bad: all(
             value >= bound if sign == ">=" else value <= bound for value in good) and not all(
             value >= bound if sign == ">=" else value <= bound for value in bad)},
+        "if": {"bound": lambda sign, good, bad: min((each for each in good if each > max(bad)), default=0) if sign == ">=" else
+                                                max((each for each in good if each < min(bad)), default=0),
+               "exact": lambda sign, bound, good, bad: max(good) > max(bad) if sign == ">=" else min(good) < min(bad)},
         "shared values": {"exact": lambda sign, bound, good, bad: max(bad) <= bound if sign == ">=" else min(bad) >= bound},
         "the first setting alone": {"names": lambda names: names[:1]},
         "the last setting first": {"names": lambda names: names[::-1]},

@@ -69,9 +69,10 @@ def of_step(events):
         "added up": {"count": lambda each: sum(end - start for start, end in each)},
         "not sorted": {"count": lambda each: seconds_of(each, list)},
         "from first to last": {"count": lambda each: max(end for _, end in each) - min(start for start, _ in each)},
-        "computing alone": {"bound": lambda compute, sent: (compute + sent) / compute - 1},
-        "sending alone": {"bound": lambda compute, sent: (compute + sent) / sent - 1},
+        "computing alone": {"bound": lambda compute, sent, lasts: (compute + sent) / compute - 1},
+        "sending alone": {"bound": lambda compute, sent, lasts: (compute + sent) / sent - 1},
         "the bound with overlap": {"bound_from": 1},
+        "length of the step": {"bound": lambda compute, sent, lasts: lasts / max(compute, sent) - 1},
         "waiting counts": {"events": lambda events: events},
         "all bound, no look": {"answers": lambda gain, most, claimed: "true" if claimed <= most else "impossible"},
         "the bound is impossible": {
@@ -80,11 +81,12 @@ def of_step(events):
     })
 def judge_prefetch(off, on, claimed, *, gain=lambda off, on: off / on - 1, count=seconds_of, bound_from=0,
                    events=of_step,
-                   bound=lambda compute, sent: (compute + sent) / max(compute, sent) - 1,
+                   bound=lambda compute, sent, lasts: (compute + sent) / max(compute, sent) - 1,
                    answers=lambda gain, most, claimed: "impossible" if claimed > most else "true" if gain >= claimed
                    else "false"):
     """The verdict, the gain that is measured, and the most that it could be."""
     steps = [events(each) for each in (off, on)]
     compute, sent = (busy(steps[bound_from], verbs, count) for verbs in (COMPUTES, SENDS))
-    got, most = gain(lasting(steps[0]), lasting(steps[1])), bound(compute, sent)
+    without, with_it = map(lasting, steps)
+    got, most = gain(without, with_it), bound(compute, sent, without)
     return answers(got, most, claimed), got, most

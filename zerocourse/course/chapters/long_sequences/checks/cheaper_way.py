@@ -24,6 +24,7 @@ def of_ulysses(ranks, heads, kv_heads, width, tokens, *, copies=lambda kv_heads,
     "19.4", "Ring or Ulysses?", minutes=25, difficulty=2, cases=CASES,
     mistakes={
         "P hops": {"ring": {"hops": lambda ranks: ranks}},
+        "backward goes P hops": {"ring": {"sent": 2, "hops": lambda ranks: 3 * ranks - 1}},
         "gradients go P hops": {"ring": {"sent": 2, "hops": lambda ranks: 3 * ranks - 2}},
         "forward alone": ({"ring": {"sent": 2}}, {"ulysses": {"ways": 1}}, {"ring": {"sent": 2}, "ulysses": {"ways": 1}}),
         "no gradients": {"ring": {"sent": 4}},

@@ -69,6 +69,7 @@ def gathered(q, k, v, ranks, exchange):
         "a view": {"rows": lambda x, ranks: x.reshape(ranks, len(x), -1, WIDTH)},
         "not back": {"back": lambda out, ranks, exchange: out.unflatten(0, (ranks, -1)).movedim(0, 1).flatten(1, 2)},
         "heads mixed": {"order": True},
+        "only reshaped": {"back": lambda out, ranks, exchange: (came := exchange(out.unflatten(0, (ranks, -1)))).reshape(came.shape[1], -1, WIDTH)},
     })
 def ulysses_attention(q, k, v, ranks, exchange, *, copies=few, repeat=lambda x, times: x.repeat_interleave(times, 1), causal=True, scale=None,
                       rows=lambda x, ranks: x.unflatten(1, (ranks, -1)).movedim(1, 0), back=None, order=False, tiled=False):

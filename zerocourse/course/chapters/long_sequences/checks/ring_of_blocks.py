@@ -1,5 +1,6 @@
 """The check of 19.1: causal attention to keys and values that come round a ring of real ranks."""
 
+import functools
 import gc
 import math
 
@@ -52,8 +53,8 @@ def in_a_ring(answer, tokens, width):
     return seen
 
 
-def never_rescaled(q, k, v, rank, ranks, pass_on):
-    """An online softmax whose sums stay as they are when a larger score comes."""
+def never_rescaled(q, k, v, rank, ranks, pass_on, sums=False):
+    """An online softmax whose output stays as it is when a larger score comes.   sums: are its sums rescaled?"""
     largest, total, out = q.new_full((len(q), 1), -torch.inf), q.new_zeros(len(q), 1), torch.zeros_like(q)
     for step in range(ranks):
         if step:
@@ -62,9 +63,9 @@ def never_rescaled(q, k, v, rank, ranks, pass_on):
             scores = q @ k.T / math.sqrt(q.shape[1])
             if not step:
                 scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
-            largest = torch.maximum(largest, scores.amax(1, keepdim=True))
+            before, largest = largest, torch.maximum(largest, scores.amax(1, keepdim=True))
             weights = (scores - largest).exp()
-            total, out = total + weights.sum(1, keepdim=True), out + weights @ v
+            total, out = total * ((before - largest).exp() if sums else 1) + weights.sum(1, keepdim=True), out + weights @ v
     return out / total
 
 
@@ -89,6 +90,7 @@ def never_rescaled(q, k, v, rank, ranks, pass_on):
         "own sums alone": {"carried": lambda step, sums, more, total: sums if step else total},
         "larger sum": {"carried": lambda step, sums, more, total: torch.maximum(sums, more)},
         "never rescaled": never_rescaled,
+        "output not rescaled": functools.partial(never_rescaled, sums=True),
         "blocks kept": ({"waits": list}, {"waits": lambda blocks: [(step, k.clone(), v.clone()) for step, k, v in blocks]}),
         "stuck": {"while_needed": True},
     })

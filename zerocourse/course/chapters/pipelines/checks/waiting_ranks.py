@@ -43,6 +43,8 @@ def on_circles(waits):
         "from anybody": {"same": lambda sent, rank, peer, name: any(each[2] == name for each in sent)},
         "to anybody": {"same": lambda sent, rank, peer, name: any(each[0] == peer and each[2] == name for each in sent)},
         "taken away": {"stays": False},
+        "in order": {"stays": False, "same": lambda sent, rank, peer, name: next((each for each in sent if each[:2] == (peer, rank)), None)
+                     == (peer, rank, name)},
         "the first alone": {"among": lambda waits: [*waits][:1]},
         "circles alone": {"among": on_circles},
         "the others": {"among": None},
@@ -50,7 +52,7 @@ def on_circles(waits):
 def stuck_ranks(lists, *, sends_wait=False, rounds=10**6, far=True, among=list, stays=True,
                 same=lambda sent, rank, peer, name: (peer, rank, name) in sent):
     """Each rank goes on while it can, until none can."""
-    at, sent = [0] * len(lists), set()
+    at, sent = [0] * len(lists), {}
     moved = True
     while moved and rounds:
         moved, rounds = False, rounds - 1
@@ -63,9 +65,9 @@ def stuck_ranks(lists, *, sends_wait=False, rounds=10**6, far=True, among=list, 
                     waiting = lists[peer][at[peer]] if at[peer] < len(lists[peer]) else None
                     if sends_wait and waiting != ("recv", rank, name):
                         break
-                    sent.add((rank, peer, name))
+                    sent[rank, peer, name] = None
                 elif not stays:
-                    sent.discard((peer, rank, name))
+                    sent.pop((peer, rank, name), None)
                 at[rank] += 1
                 moved = True
                 if not far:

@@ -56,6 +56,7 @@ def apart(payload):
         "another offset": {"offset": 7},
         "offset left": {"back_offset": 0},
         "not rounded": ({"rounded": torch.trunc}, {"rounded": torch.floor}),
+        "half added": {"rounded": lambda x: (x + 0.5).trunc()},
         "halves up": ({"rounded": lambda x: (x + 0.5).floor()}, {"rounded": lambda x: (x.abs() + 0.5).floor() * x.sign()}),
         "zeros have 1": ({"scale_of": lambda scales: scales.where(scales > 0, 1)}, {"scale_of": lambda scales: scales.clamp(min=1e-12)}),
         "zeros divide": {"safe": lambda scales: scales, "rounded": lambda x: x.round().nan_to_num(-8.0)},  # NaN + 8 becomes 0
