@@ -17,7 +17,7 @@ KAGGLE_USER ?= USERNAME
 LAB_ARGS ?=
 # Where a learner works: copies that are theirs, and that git does not see.
 LEARNING := learning
-# It opens at chapter 00, and shows that folder. JupyterLab refuses to run as root, as one is in a container, unless told.
+# It opens at chapter 00, and shows that folder. tools/jupyter keeps it from asking, over the notebook, whether one wants its news. JupyterLab refuses to run as root, as one is in a container, unless told.
 LAB := --ServerApp.root_dir=$(LEARNING) --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb --LabApp.news_url=None \
     --Application.log_level=WARN \
     $(if $(filter 0,$(shell id -u)),--allow-root)
@@ -49,7 +49,7 @@ test-gpu: $(VENV)/.test  ## the tests that need one GPU, or two; the others neve
 lab: $(VENV)/.lab  ## the course in JupyterLab, in copies of your own (learning/)
 	@$(VENV)/bin/python -m zerocourse course $(LEARNING) --update
 	@echo "JupyterLab starts, and opens chapter 00 in your browser. Otherwise open one of the addresses below. Ctrl-C twice ends it."
-	@$(VENV)/bin/python -m jupyterlab $(LAB) $(LAB_ARGS)
+	@JUPYTER_CONFIG_PATH=$(CURDIR)/tools/jupyter$(addprefix :,$(JUPYTER_CONFIG_PATH)) $(VENV)/bin/python -m jupyterlab $(LAB) $(LAB_ARGS)
 
 notebooks: $(VENV)/.test  ## run every chapter again, in place
 	$(VENV)/bin/python -m tools.notebooks run $(CHAPTERS)

@@ -113,7 +113,7 @@ def test_what_is_not_there_is_said(here, capsys, folder, said):
 
 
 @pytest.mark.parametrize("way", [
-    Candidate(0, 2), Candidate(1, 4, 2, 3, half=False), Candidate(3, 8, 4, 1, recompute=True),
+    Candidate(0, 2), Candidate(1, 4, 2, 3, dtype="fp32"), Candidate(3, 8, 4, 1, recompute=True),
     Candidate(2, 4, experts_over=2),
     Candidate(2, 2, optimizer="host"), Candidate(3, 2, optimizer="disk", parameters="disk"), Candidate(3, 2, optimizer="host", parameters="host"),
 ], ids=str)

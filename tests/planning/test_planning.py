@@ -28,8 +28,8 @@ def on(question, memory: int, **changes):
 
 # What formulas say, beside the simulation ----------------------------------------------------------------------------
 
-WAYS = [Candidate(0, 8, 2, 1), Candidate(1, 2, 1, half=False, recompute=True), Candidate(2, 8, 2, 1, recompute=True),
-        Candidate(3, 8, 1, 2), Candidate(3, 16, 2, 1, half=False)]
+WAYS = [Candidate(0, 8, 2, 1), Candidate(1, 2, 1, dtype="fp32", recompute=True), Candidate(2, 8, 2, 1, recompute=True),
+        Candidate(3, 8, 1, 2), Candidate(3, 16, 2, 1, dtype="fp32")]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -45,7 +45,7 @@ def test_formulas_are_near_the_simulation(way):
         assert sum(each.kinds.values()) == each.peak_bytes and each.tokens == way.samples * 1024
 
 
-@pytest.mark.parametrize("way", (Candidate(1, 8, 2), Candidate(3, 8, 4, half=False, recompute=True)), ids=str)
+@pytest.mark.parametrize("way", (Candidate(1, 8, 2), Candidate(3, 8, 4, dtype="fp32", recompute=True)), ids=str)
 def test_a_llama_keeps_what_its_operations_keep(way):
     question = ask("llama-tiny", "8xA100", ranks=(8,))
     assert computed(question, way).peak_bytes == pytest.approx(simulated(question, way).peak_bytes, rel=MARGIN)

@@ -27,7 +27,7 @@ def test_sizes_are_those_of_the_shape(name):
 
 @pytest.mark.parametrize("way", [
     Candidate(1, 16, 2, 2), Candidate(1, 16, 2, 2, experts_over=4), Candidate(2, 16, 2, 2, recompute=True, experts_over=8),
-    Candidate(3, 16, 4, 1, experts_over=8), Candidate(3, 16, 2, 2, half=False, recompute=True, experts_over=2)], ids=str)
+    Candidate(3, 16, 4, 1, experts_over=8), Candidate(3, 16, 2, 2, dtype="fp32", recompute=True, experts_over=2)], ids=str)
 def test_a_formula_is_near_its_simulation(way):
     formula, simulation = computed(QUESTION, way), simulated(QUESTION, way)
     assert sum(formula.sent.values()) == pytest.approx(sum(simulation.sent.values()), rel=0.01)

@@ -104,12 +104,13 @@ def explained(args, file: Path, text: str, keys: list[dict], of_rank: dict) -> s
     lines = [f"{file} for {args.model} ({of_rank['params']:,} parameters) on {args.nproc} ranks", ""]
     for number, line in enumerate(text.splitlines(), 1):
         lines.append(f"{number:4}  {line.rstrip()}")
-        for key in keys:
-            if key["line"] == number:
-                group = "" if key["group"] == "works" else f"{key['group']}: "
-                lines.append(f"{'':10}> {group}{key['does']}")
-                if key["effect"]:
-                    lines.append(f"{'':12}here: {key['effect']}")
+        of_line = [key for key in keys if key["line"] == number]
+        for key in of_line:
+            name = f"{key['path']}: " * (len(of_line) > 1)
+            group = "" if key["group"] == "works" else f"{key['group']}: "
+            lines.append(f"{'':10}> {name}{group}{key['does']}")
+            if key["effect"]:
+                lines.append(f"{'':12}here: {key['effect']}")
     peak = f", about {both(of_rank['peak_bytes'])} at the peak of a step" if of_rank["peak_bytes"] is not None else ""
     return "\n".join(lines + ["", (f"In all a rank holds {both(of_rank['total_bytes'])} of model states{peak}, "
                                    f"and sends {both(of_rank['sent_bytes'])} per step.")])

@@ -15,7 +15,7 @@ ONE_F_ONE_B, INTERLEAVED, ZB_H1 = "1f1b", "interleaved", "zb-h1"
 class Candidate:
     """stage: 0 to 3.   micro_batch: samples of one replica.   accumulation: micro-batches of an optimizer step.
 
-    half: bf16 with fp32 master weights; False: all in fp32.   recompute: activation checkpointing of every block.
+    dtype: "bf16" or "fp16", with fp32 master weights, or all in "fp32".   recompute: activation checkpointing of every block.
     optimizer, parameters: the place of each, "device", "host" or "disk" (see `formulas.what_fits`).
     tensor, pipeline: ranks along these axes of the mesh. All others are the data axis, over which the stage divides.
         With tensor parallelism goes sequence parallelism.
@@ -27,7 +27,7 @@ class Candidate:
     ranks: int
     micro_batch: int = 1
     accumulation: int = 1
-    half: bool = True
+    dtype: str = "bf16"
     recompute: bool = False
     optimizer: str = DEVICE
     parameters: str = DEVICE
@@ -63,6 +63,11 @@ class Candidate:
         return Arrangement(self.stage, self.optimizer, self.parameters)
 
     @property
+    def half(self) -> bool:
+        """Does it train in half precision?"""
+        return self.dtype != "fp32"
+
+    @property
     def convention(self) -> Convention:
         return ZERO if self.half else FP32
 
@@ -84,8 +89,7 @@ class Candidate:
     def __str__(self) -> str:
         ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         batch = f"micro-batch {self.micro_batch}" + (f" × {self.accumulation}" if self.accumulation > 1 else "")
-        dtype = "bf16" if self.half else "fp32"
-        return f"{self.arrangement}, {ranks}{self.mesh and f' ({self.mesh})'}, {batch}, {dtype}" + ", recompute" * self.recompute
+        return f"{self.arrangement}, {ranks}{self.mesh and f' ({self.mesh})'}, {batch}, {self.dtype}" + ", recompute" * self.recompute
 
 
 class AxisTraffic(NamedTuple):

@@ -48,7 +48,8 @@ def config_of(way: Candidate) -> dict:
             zero[section] = {"device": DEVICES[place]} | ({"nvme_path": "scratch"} if place == DISK else {})
     config = {"train_batch_size": way.samples, "train_micro_batch_size_per_gpu": way.micro_batch,
               "gradient_accumulation_steps": way.accumulation, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
-              "bf16": {"enabled": way.half}, "zero_optimization": zero}
+              "zero_optimization": zero}
+    config |= {way.dtype: {"enabled": True}} if way.half else {}
     config |= {"expert_parallel": {"enabled": True, "autoep_size": way.experts_over}} if way.experts_over > 1 else {}
     return config | ({"activation_checkpointing": {"number_checkpoints": None}} if way.recompute else {})
 

@@ -13,7 +13,7 @@ from .model_sizes import ModelSizes, find_sizes
 
 MOST_MICRO_BATCH = 64
 RESERVE = 0.1  # of a card's memory, left for what a process takes beyond its tensors: its context, and what an allocator keeps
-DTYPES = {"bf16": True, "fp32": False}  # name: is it half precision?
+DTYPES = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Question:
     place.
 
     tensors, pipelines: ranks to try along these axes of a mesh; 1 alone for ZeRO alone.
-    halves: see `Candidate.half`.   price: of one card for one hour, in any unit.
+    dtypes: see `Candidate.dtype`.   price: of one card for one hour, in any unit.
     The best plan has the highest rate of all ranks if the batch is given, else the highest rate per card.
     """
 
@@ -46,7 +46,7 @@ class Question:
     batch: int | None
     ranks: tuple[int, ...]
     budgets: dict[str, int]
-    halves: tuple[bool, ...] = (True,)
+    dtypes: tuple[str, ...] = ("bf16",)
     price: float | None = None
     most_micro_batch: int = MOST_MICRO_BATCH
     rates: Rates = field(default_factory=Rates)
@@ -68,7 +68,7 @@ class Question:
 
 
 def ask(model: str, cluster: str, batch: int | str | None = None, ranks: tuple[int, ...] | None = None,
-        dtypes: tuple[str, ...] = ("bf16",), seq: int | None = None, memory: int | None = None, host: int = 0,
+        dtypes: tuple[str, ...] | None = None, seq: int | None = None, memory: int | None = None, host: int = 0,
         disk: int = 0,
         price: float | None = None, most_micro_batch: int = MOST_MICRO_BATCH, rates: Rates | None = None,
         mesh: bool = False, tensor: int | None = None, pipeline: int | None = None) -> Question:
@@ -77,6 +77,7 @@ def ask(model: str, cluster: str, batch: int | str | None = None, ranks: tuple[i
 
     memory: bytes of a card that tensors may take; without it all but the `RESERVE`.   host, disk: bytes for each rank, with which
     offload is tried too.
+    dtypes: without them the half precision that the cards have.
     mesh: try tensor and pipeline parallelism too: all sizes of a tensor group that a node holds, and all pipelines.
     tensor, pipeline: pin that axis, with or without `mesh`. Raises BadInput.
     """
@@ -105,8 +106,10 @@ def ask(model: str, cluster: str, batch: int | str | None = None, ranks: tuple[i
         raise BadInput(f"a batch of {samples} samples cannot be divided among {' or '.join(map(str, ranks))} ranks: "
                        f"it must be a multiple of {ranks[0]}")
     budgets = {DEVICE: round((1 - RESERVE) * known.machine.memory) if memory is None else memory, HOST: host, DISK: disk}
-    halves = tuple(DTYPES[name] for name in dict.fromkeys(dtypes))
-    return Question(sizes, cluster, known, seq, samples, ranks, budgets, halves,
+    dtypes = tuple(dict.fromkeys(dtypes or (known.half,)))
+    if "bf16" in dtypes and known.half != "bf16":
+        raise BadInput(f"the cards of {cluster} have no bf16: plan for {known.half} or fp32")
+    return Question(sizes, cluster, known, seq, samples, ranks, budgets, dtypes,
                     price, integer(most_micro_batch, "most_micro_batch", 1), rates, tensors, pipelines)
 
 

@@ -21,10 +21,19 @@ def choice(plan: Plan) -> str:
     best, card = plan.chosen, plan.question.budgets[DEVICE]
     way = best.candidate
     several = f", {way.accumulation} of them accumulated" if way.accumulation > 1 else ""
-    return (f"Take {way.arrangement} on {ranks_of(way)}{way.mesh and f' ({way.mesh})'} with micro-batch {way.micro_batch}{several}, in {dtype(way)}, "
+    return (f"Take {way.arrangement} on {ranks_of(way)}{way.mesh and f' ({way.mesh})'} with micro-batch {way.micro_batch}{several}, in {way.dtype}, "
             f"{'with' if way.recompute else 'without'} recomputation: the peak is {gb(best.peak_bytes)} of the card's "
             f"{gb(card)}, a step of {best.tokens:,} tokens takes {best.step_seconds:.3g} s, and a card does "
-            f"{best.tokens_per_card:,.0f} tokens a second ({best.source}). The reason: {because(plan)}.")
+            f"{best.tokens_per_card:,.0f} tokens a second ({best.source}). The reason: {because(plan)}.{in_all(plan)}")
+
+
+def in_all(plan: Plan) -> str:
+    """Where no batch is given, and more cards do more together: what does most."""
+    best, most = plan.chosen, max(plan.ranking, key=lambda each: each.tokens_per_second)
+    if plan.question.batch is not None or most.candidate.ranks == best.candidate.ranks:
+        return ""
+    return (f" That is the best for each card, as no --batch is given. Most in all is done by {most.candidate}: "
+            f"{most.tokens_per_second:,.0f} tokens a second, and this choice does {best.tokens_per_second:,.0f}.")
 
 
 def by_axis(evaluation: Evaluation) -> list[str]:
@@ -93,9 +102,9 @@ def neighbours(plan: Plan) -> Iterator[tuple[str, Candidate]]:
         if 0 <= number < len(question.ranks):
             other = rebatched(question, way, ranks=question.ranks[number])
             yield f"{ranks_of(other)} instead of {way.ranks}", other
-    if len(question.halves) > 1:
-        other = replace(way, half=not way.half)
-        yield f"{dtype(other)} instead of {dtype(way)}", other
+    for dtype in question.dtypes:
+        if dtype != way.dtype:
+            yield f"{dtype} instead of {way.dtype}", replace(way, dtype=dtype)
 
 
 def other_meshes(question: Question, way: Candidate) -> Iterator[tuple[str, Candidate]]:
@@ -168,15 +177,16 @@ def slower(question: Question, best: Evaluation, other: Evaluation) -> str:
     if theirs > ours:  # an order that holds among the simulated need not hold by formula
         return (f"it would fit, and by formula it is {theirs / ours - 1:.1%} faster, {theirs:,.0f} tokens a second "
                 f"{per}, but a simulation has confirmed the choice.")
-    return (f"it would fit but be {1 - theirs / ours:.1%} slower, {theirs:,.0f} tokens a second {per} where the choice "
-            f"does {ours:,.0f}, because {cause(best, other)}; {sends(best, other)} ({other.source}).")
+    less = f"{1 - theirs / ours:.1%}"
+    return (f"it would fit but {f'do {less} less' if question.batch is None else f'be {less} slower'}, {theirs:,.0f} tokens a second {per} "
+            f"where the choice does {ours:,.0f}, because {cause(best, other)}; {sends(best, other)} ({other.source}).")
 
 
 def decides(question: Question, best: Evaluation, other: Evaluation) -> str:
     """What makes the choice simpler than what is as fast, in the order of `search.simpler`; else by how little it is faster."""
     ours, theirs = best.candidate, other.candidate
     if ours.ranks != theirs.ranks:
-        return f"{theirs.ranks} ranks do " + ("less in all" if theirs.ranks < ours.ranks else "no more in all")
+        return f"{ranks_of(theirs)} {'does' if theirs.ranks == 1 else 'do'} " + ("less in all" if theirs.ranks < ours.ranks else "no more in all")
     if sent_per_token(other) > sent_per_token(best):
         return sends(best, other)
     sent = [sum(each.sent.values()) for each in (best, other)]
@@ -273,7 +283,3 @@ def host_needed(question: Question) -> int | None:
 
 def ranks_of(way: Candidate) -> str:
     return f"{way.ranks} rank{'s' * (way.ranks > 1)}"
-
-
-def dtype(way: Candidate) -> str:
-    return "bf16" if way.half else "fp32"

@@ -51,8 +51,8 @@ def candidates(question: Question) -> Iterator[Candidate]:
 
     On a mesh nothing is offloaded. Of one mesh, a schedule that holds less in flight comes before those with more.
     """
-    ways = product(arrangements(question), question.ranks, question.halves, (False, True))
-    for where, ranks, half, recompute in ways:
+    ways = product(arrangements(question), question.ranks, question.dtypes, (False, True))
+    for where, ranks, dtype, recompute in ways:
         for tensor, pipeline in product(question.tensors, question.pipelines):
             data, left_over = divmod(ranks, tensor * pipeline)
             if left_over or not data or (tensor * pipeline > 1 and where.optimizer != DEVICE):
@@ -63,7 +63,7 @@ def candidates(question: Question) -> Iterator[Candidate]:
                     continue
                 schedules_of = schedules(question.model, pipeline, accumulation)
                 for (schedule, chunks), over in product(schedules_of, experts_over(question.model, where, data)):
-                    yield Candidate(where.stage, ranks, micro_batch, accumulation, half, recompute, where.optimizer,
+                    yield Candidate(where.stage, ranks, micro_batch, accumulation, dtype, recompute, where.optimizer,
                                     where.parameters, tensor, pipeline, schedule, chunks, over)
 
 

@@ -109,11 +109,12 @@ class Network:
 
 @dataclass(frozen=True)
 class Cluster:
-    """cards: how many ranks it can have.   sources: where each figure is from."""
+    """cards: how many ranks it can have.   half: the half precision to train in, "bf16" or "fp16".   sources: where each figure is from."""
 
     machine: Machine
     network: Network
     cards: int = 1
+    half: str = "bf16"
     sources: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -130,7 +131,7 @@ class Cluster:
 def read_cluster(values: object, where: str) -> Cluster:
     """A cluster from what a JSON file has. Raises BadInput, which names the first key that is missing or wrong."""
     parts = {"machine": Machine, "network": Network}
-    entry = mapping(values, where, {*parts, "cards", "sources"})
+    entry = mapping(values, where, {*parts, "cards", "half", "sources"})
     made = {}
     for part, kind in parts.items():
         given = mapping(entry.get(part), f"{where}: {part}", {each.name for each in fields(kind)})
@@ -138,8 +139,10 @@ def read_cluster(values: object, where: str) -> Cluster:
     cards = entry.get("cards", made["network"].per_node)
     if isinstance(cards, bool) or not isinstance(cards, int) or cards < 1:
         raise BadInput(f"{where}: cards is {cards!r}: it must be how many ranks it can have, an integer from 1")
+    if (half := entry.get("half", "bf16")) not in ("bf16", "fp16"):
+        raise BadInput(f"{where}: half is {half!r}: it must be \"bf16\" or, for cards without it, \"fp16\"")
     sources = mapping(entry.get("sources", {}), f"{where}: sources")
-    return Cluster(**made, cards=cards, sources={figures: str(source) for figures, source in sources.items()})
+    return Cluster(**made, cards=cards, half=half, sources={figures: str(source) for figures, source in sources.items()})
 
 
 def number(given: dict, each: Field, where: str) -> float:

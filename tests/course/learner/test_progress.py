@@ -22,6 +22,16 @@ def checked(id: str, code: str | None = None) -> None:
     remember("verdict", id, passed=code is None, code=code, hash="abc", points=0 if code else 1)
 
 
+def test_in_a_clone_it_is_the_folder_that_make_lab_has_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, "")  # given back at the end: the command sets it for its process
+    assert main(["progress"]) == 2 and "zerocourse course" in capsys.readouterr().err
+    (tmp_path / "learning" / MARK).mkdir(parents=True)
+    remember_in = {"kind": "verdict", "id": "1.1", "passed": True, "code": None, "hash": "abc", "points": 1, "time": 1.0}
+    (tmp_path / "learning" / MARK / FILE).write_text(json.dumps(remember_in) + "\n")
+    assert said(capsys)["chapters"]["1"]["passed"] == 1
+
+
 def said(capsys, *words: str) -> dict:
     assert main(["progress", *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)

@@ -1,7 +1,7 @@
 """Grades the answers to exercises: those in exercises/ here, in one notebook, or in a whole class's notebooks.
 
-  zerocourse check                  every notebook in exercises/
-  zerocourse check 1.1 1.2          these answers in exercises/
+  zerocourse check                  every notebook in exercises/, or in learning/exercises/ where `make lab` has made it
+  zerocourse check 1.1 1.2          these answers there
   zerocourse check --answers my/01_memory_math.ipynb
   zerocourse check --folder submitted --csv grades.csv --report report
   zerocourse check --folder submitted --canvas canvas.csv --roster exported.csv
@@ -28,7 +28,7 @@ JOBS_A_CORE = 4
 
 
 def configure(parser):
-    parser.add_argument("ids", nargs="*", metavar="ID", help="exercises, such as 5.1; all by default")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="exercises, such as 5.1, or 5 for those of chapter 05; all by default")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--answers", action=Checked, read=path, metavar="NOTEBOOK",
                        help="the notebook with the answers (those in exercises/)")
@@ -57,6 +57,7 @@ def run(args) -> Outcome:
     from ...course.grading.examiner import grade
     from ...course.grading.student import Limits
 
+    args.ids = [id for word in args.ids for id in _ids_of_chapter(word) or [word]]
     for id in args.ids:
         if id.endswith(".ipynb"):
             raise BadInput(f"{id} is a notebook: say --answers {id}")
@@ -78,19 +79,28 @@ def run(args) -> Outcome:
         from ...course.grading.grade_tables import save_gradescope
         save_gradescope(verdicts.values(), args.gradescope)
     passed = sum(verdict.passed for verdict in verdicts.values())
-    text = "\n".join([*map(str, verdicts.values()), f"{passed} of {len(verdicts)} passed"])
+    where = ", ".join(dict.fromkeys(str(Path(path).parent) for path in todo))
+    text = "\n".join([*map(str, verdicts.values()), f"{passed} of {len(verdicts)} passed" + f", in {where}" * (where != ".")])
     data = {id: {"status": verdict.status, "message": verdict.message} for id, verdict in verdicts.items()}
     return Outcome(text, data, passed == len(verdicts))
+
+
+def _ids_of_chapter(word: str) -> list[str]:
+    """The exercises of the chapter with this number; none where the word is something else."""
+    from .list_command import exercises
+
+    return [id for id, each in exercises().items() if word.isdecimal() and each["chapter"] == int(word)]
 
 
 def _notebooks(args) -> dict[str | Path, list[str]]:
     """Which answers to grade, by notebook."""
     from ...course.grading.notebook import ids_of, read_cells
+    from ...course.learner.folder import use_folder_of_make_lab
 
     if args.answers:
         return {args.answers: args.ids or ids_of(read_cells(args.answers))}
-    paths = sorted(path for folder in (".", "exercises") for path in Path(folder).glob("[0-9][0-9]_*.ipynb")
-                   if _ids(path))
+    here = use_folder_of_make_lab()
+    paths = sorted(path for folder in (here, here / "exercises") for path in folder.glob("[0-9][0-9]_*.ipynb") if _ids(path))
     if not paths:
         raise BadInput("there are no exercise notebooks here: name one with --answers, or run this where exercises/ is")
     chosen = {path: [id for id in _ids(path) if id in args.ids or not args.ids] for path in paths}

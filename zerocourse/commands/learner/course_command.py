@@ -50,4 +50,4 @@ def lines(done: Handout) -> list[str]:
     if done.older:
         said.append(f"there are newer versions of {', '.join(done.older)}: zerocourse course {done.folder} --update")
     first = done.folder / "notebooks" / "00_start_here.ipynb"
-    return [*(said or [f"everything in {done.folder} is as new as the package"]), f"begin with: jupyter lab {first}"]
+    return [*(said or [f"everything in {done.folder} is as new as the package"]), f"begin with {first}, in JupyterLab"]

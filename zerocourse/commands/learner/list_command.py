@@ -30,7 +30,7 @@ def run(args) -> Outcome:
     width = max((len(each["title"]) for each in listed.values()), default=0)
     rows = [f"{id:>5}  {each['title']:{width}}  {each['minutes']:3} min  {stars(each['difficulty'])}" for id, each in listed.items()]
     hours = sum(each["minutes"] for each in listed.values()) / 60
-    return Outcome("\n".join([*rows, "", f"{len(listed)} exercises, about {hours:.0f} hours"]), listed)
+    return Outcome("\n".join([*rows, "", f"{len(listed)} exercises, about {round(2 * hours) / 2:g} hours"]), listed)
 
 
 def stars(difficulty: int) -> str:

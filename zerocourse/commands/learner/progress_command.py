@@ -1,6 +1,6 @@
 """What a learner has done: chapters, exercises by kind, and how predictions compare with what was measured.
 
-  zerocourse progress                        in the folder that `zerocourse course` made, or below it
+  zerocourse progress                        in the folder that `zerocourse course` made, or below it, or beside learning/
   zerocourse progress my-course
   zerocourse progress --picture calibration.svg
 
@@ -52,8 +52,9 @@ def run(args) -> Outcome:
 
 def folder_of_learner(named: Path | None) -> Path:
     """The learner's folder that is named, or the one that this is run in. Raises BadInput where there is none."""
-    from ...course.learner.folder import MARK, learner_folder
+    from ...course.learner.folder import MARK, learner_folder, use_folder_of_make_lab
 
+    use_folder_of_make_lab()
     folder = named or learner_folder()
     if folder is None:
         raise BadInput("this is no learner's folder, nor below one: name one, or make one with `zerocourse course my-course`")

@@ -164,7 +164,7 @@ def _needs(args, where: Arrangement) -> Needs:
 def _text(args, stages: list[dict], mixture: MixtureShape | None) -> str:
     convention, card, params = CONVENTIONS[args.convention], args.card, stages[0]["params"]
     name = f"{args.model}: " if args.model else ""
-    lines = [f"{name}{params:,} parameters on {args.ranks} ranks, {sum(convention.sizes)} bytes per parameter "
+    lines = [f"{name}{params:,} parameters on {ranks(args)}, {sum(convention.sizes)} bytes per parameter "
              "({} parameter + {} gradient + {} optimizer)".format(*convention.sizes), ""]
     peaked = stages[0]["peak_bytes"] is not None
     rows = [["", "parameters", "gradients", "optimizer", "total a rank", "sent a step", "peak" if peaked else "",
@@ -186,10 +186,14 @@ def _text(args, stages: list[dict], mixture: MixtureShape | None) -> str:
     fewest = fewest_ranks(params, args.stage, card, convention)
     needed = f"{fewest} rank{'s' * (fewest > 1)} or more" if fewest else "a larger card on any number of ranks"
     return "\n".join(lines + [
-        "", (f"Model states at stage {args.stage} on a card of {both(card)}: {args.ranks} ranks hold at most "
+        "", (f"Model states at stage {args.stage} on a card of {both(card)}: {ranks(args)} hold{'s' * (args.ranks == 1)} at most "
          f"{largest:,} parameters, and {params:,} need {needed}."),
         "The peak adds activations, buckets and what is gathered; a framework's own memory comes on top." if args.model
         else "Activations, buffers and a framework's own memory come on top."])
+
+
+def ranks(args) -> str:
+    return f"{args.ranks} rank{'s' * (args.ranks > 1)}"
 
 
 def _table1() -> Outcome:

@@ -35,8 +35,8 @@ def configure(parser):
     parser.add_argument("--batch", metavar="B", help='samples of an optimizer step, or "4194304 tokens" (default: any)')
     parser.add_argument("--ranks", nargs="+", action=CheckedAll, read=whole(1, MOST_SIMULATED), metavar="N",
                         help="world sizes to try (default: powers of two up to the cluster's cards)")
-    parser.add_argument("--dtype", nargs="+", choices=("bf16", "fp32"), default=["bf16"], metavar="TYPE",
-                        help="bf16 with fp32 master weights, fp32, or both (default bf16)")
+    parser.add_argument("--dtype", nargs="+", choices=("bf16", "fp16", "fp32"), metavar="TYPE",
+                        help="bf16 or fp16 with fp32 master weights, fp32, or several (default bf16, or fp16 where cards have no bf16)")
     parser.add_argument("--seq", action=Checked, read=whole(1, MOST_RANKS), metavar="T",
                         help="tokens in a sample (default: the model's most)")
     parser.add_argument("--card", action=Checked, read=size(), metavar="SIZE",
@@ -81,7 +81,7 @@ def run(args) -> Outcome:
     from ...planning.plan_files import write_plan
     from ...planning.question import Rates
     from ...planning.reasons import by_axis, choice, nothing_fits, why
-    question = ask(args.model, args.cluster, args.batch, args.ranks, tuple(args.dtype), args.seq, args.card, args.host,
+    question = ask(args.model, args.cluster, args.batch, args.ranks, args.dtype and tuple(args.dtype), args.seq, args.card, args.host,
                    args.disk,
                    args.price, args.most_micro_batch, Rates(disk=args.disk_rate), args.mesh, args.tensor, args.pipeline)
     simulations = (1 if question.has_meshes else 3) if args.simulate is None else args.simulate

@@ -6,6 +6,7 @@ from pathlib import Path
 from ...errors import BadInput
 
 VARIABLE = "ZEROCOURSE_FOLDER"
+OF_MAKE_LAB = Path("learning")  # which it makes in a clone
 MARK = ".zerocourse"  # the hidden folder that makes a folder a learner's
 
 
@@ -22,3 +23,12 @@ def learner_folder() -> Path | None:
         return folder
     here = Path.cwd()
     return next((folder for folder in (here, *here.parents) if (folder / MARK).is_dir()), None)
+
+
+def use_folder_of_make_lab() -> Path:
+    """In a clone, outside of any learner's folder, this process works in the one that `make lab` has made there from here on.
+    Returns where to look for notebooks: that folder, else the working directory."""
+    if learner_folder() is None and (OF_MAKE_LAB / MARK).is_dir():
+        os.environ[VARIABLE] = str(OF_MAKE_LAB.resolve())
+        return OF_MAKE_LAB
+    return Path()

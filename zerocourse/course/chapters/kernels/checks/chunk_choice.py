@@ -41,7 +41,7 @@ BOUND = sum(moved(tokens, width, vocabulary, min(tokens, fitting(vocabulary, roo
 @exercise(
     "22.4", "Beat this number: how many tokens?", minutes=25, difficulty=2, trials=[Trial(MODELS, chosen_chunk)],
     board=(Board("GB moved in all cases", lambda seen: sum(case.get("moved", 0) for case in seen[0][0]) / 1e9, BOUND, BOUND,
-                 "as few chunks as fit", ("moved",)),),
+                 "every number of chunks that fits was tried", ("moved",)),),
     mistakes={
         "as large as the input": {"choose": by_ratio},
         "the width": {"choose": lambda tokens, width, vocabulary, room: min(width, tokens)},

@@ -127,7 +127,7 @@ def greedy_map(shapes, world_size, *, size=math.prod, key=lambda size, place, *_
 
 # 3.3 ----------------------------------------------------------------------------------------------------------------
 
-NAMES = [f"h.{block}.{part}.{kind}" for block in range(6) for part in ("ln_1", "attn.qkv", "attn.out", "ln_2", "mlp.up")
+NAMES = [f"h.{block}.{part}.{kind}" for block in range(6) for part in ("ln_1", "attn.qkv", "attn.out", "ln_2", "mlp.up", "mlp.down")
          for kind in ("weight", "bias")]
 
 
@@ -177,7 +177,7 @@ def counting_calls(calls=itertools.count()):
 
 @exercise(
     "3.3", "Every rank by itself", minutes=15, difficulty=2, replaces=REPLACED, timeout=4,
-    trials=[Trial([(60, 2), (60, 3), (40, 4)], agreed)],
+    trials=[Trial([(60, 2), (60, 3), (40, 4), (72, 8)], agreed)],
     mistakes={
         "incomplete": (lambda shapes, ranks: [0] * len(shapes), When("complete")),
         "no such rank": ({"rank": lambda number, ranks: number % ranks + 1}, When("given")),
@@ -189,7 +189,7 @@ def counting_calls(calls=itertools.count()):
         "others": (lambda shapes, ranks: {name: number % ranks for number, name in enumerate(shapes)},
                    lambda shapes, ranks: {name: number % ranks for number, name in enumerate(sorted(shapes))},
                    rankmap.greedy, rankmap.contiguous),
-        "uneven": ({"digest": lambda name: ord(name[0])}, {"digest": lambda name: 0}),
+        "uneven": ({"digest": lambda name: ord(name[0])}, {"digest": lambda name: 0}, {"digest": len}),
     })
 def map_by_name(shapes, world_size, *, digest=lambda name: crc32(name.encode()), rank=operator.mod):
     """Owners from names."""
