@@ -6,6 +6,7 @@ import weakref
 import torch
 from torch import nn
 
+from ...zero.extras.refusals import on_meta
 from ...zero.whole.consolidate import state_dict
 from ...zero.whole.generation import generating
 from .. import engine as engines
@@ -42,12 +43,20 @@ def initialize(*args, config: object = None, config_params: object = None, **kwa
 def write_alone(model: nn.Module) -> None:
     """`model.save_pretrained(folder, state_dict=...)` writes what it is given, without the other ranks.
 
-    The Trainer gathers the weights first, and then rank 0 alone calls it. Without `state_dict` it stays collective.
+    The Trainer gathers the weights first, and then rank 0 alone calls it. Without `state_dict` whoever calls it writes the weights
+    below stage 3, where each rank has them whole; else it stays collective.
     """
     collective, own, here = model.save_pretrained, type(model).save_pretrained, weakref.ref(model)
 
     def save_pretrained(folder, *args, **kwargs):
-        return collective(folder, *args, **kwargs) if kwargs.get("state_dict") is None else own(here(), folder, *args, **kwargs)
+        sharded = here()
+        if kwargs.get("state_dict") is None:
+            stage = sharded.zero
+            if stage.shards_parameters or stage.groups.experts is not None or stage.offload is not None and stage.offload.delays:
+                return collective(folder, *args, **kwargs)
+            kwargs["state_dict"] = state_dict(sharded)
+        with on_meta(sharded):
+            return own(sharded, folder, *args, **kwargs)
 
     model.save_pretrained = save_pretrained
 

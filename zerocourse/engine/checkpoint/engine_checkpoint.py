@@ -48,7 +48,12 @@ class EngineCheckpoints:
             raise BadInput(f"the tag of a checkpoint is {' and '.join(map(repr, sorted(set(tags))))}: it must be one "
                            "folder's name, the same on every rank")
         self.wait_for_checkpoint()
-        state = {"engine": {name: getattr(self, name) for name in COUNTS}, "client": client_state or {}}
+        counts = {name: getattr(self, name) for name in COUNTS}
+        if self._window:
+            counts["micro_steps"] -= self._window  # who loads it begins this window anew
+            warnings.warn(f"save_checkpoint was called within a window: the gradients of its {self._window} micro-batches so far are not in "
+                          "the checkpoint, and who loads it begins the window anew: save after an update", stacklevel=2)
+        state = {"engine": counts, "client": client_state or {}}
         state |= {name: part.state_dict() for name, part in self._parts().items()}
         self._saving = save_checkpoint(self.module, self.optimizer, Path(save_dir, tag), state, asynchronous, leaves_gradients=True,
                                        exclude_frozen=exclude_frozen_parameters)

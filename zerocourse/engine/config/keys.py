@@ -33,7 +33,7 @@ WORKS = {
     "gradient_allreduce_op": "mean divides the sum of the ranks' gradients by their number; sum does not",
     "dataloader_drop_last": "true leaves samples that do not fill a batch of all ranks out of an epoch; false fills the last batch up with samples "
                             "of its beginning (upstream: false by default, and the last batch is shorter)",
-    "gradient_clipping": "the largest 2-norm of the whole gradient, over all ranks; 0 means no clipping",
+    "gradient_clipping": "the largest 2-norm of the whole gradient, over all ranks; 0 means no clipping (default 1.0, as in DeepSpeed)",
     "zero_optimization": "what the ranks divide among them instead of keeping copies",
     "zero_optimization.stage": "0 is data parallel; 1 divides the optimizer states, 2 also the gradients, 3 also the "
                                "parameters",
@@ -146,7 +146,7 @@ CHANGES_NOTHING = {
         "memory_breakdown": "engine.memory() has the bytes by kind",
         "dump_state": "`zerocourse config` shows the resolved config",
         "prescale_gradients": "each rank always divides its gradient by the number of ranks before the sum",
-        "zero_allow_untested_optimizer": "every element-wise optimizer works",
+        "zero_allow_untested_optimizer": "every element-wise optimizer works, and a class that is not known as such gets a warning",
         "zero_force_ds_cpu_optimizer": "there is no other optimizer than torch's",
         "disable_allgather": "parameters are always all-gathered",
         "disable_python_gc": "Python's garbage collector is left alone",

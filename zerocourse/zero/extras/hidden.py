@@ -112,5 +112,5 @@ def use(flat: weakref.ref, key: str, hiding: weakref.ref, operation: str) -> Non
     """Raises BadInput where the parameter cannot be gathered."""
     if hiding() is None or not hiding().gather_for_use(flat()):
         raise BadInput(f"parameter {key!r} is sharded at stage 3, and {operation.lstrip('.')!r} was asked of it outside of the "
-                       "model's forward: gather it on every rank, in `with zerocourse.gathered(module):`, or take "
-                       "zerocourse.state_dict(model)")
+                       "model's forward: gather it on every rank, in `with zerocourse.gathered(module):`; if its module is called by itself, name that "
+                       "in units= (leaf_module of a config); for a checkpoint take zerocourse.state_dict(model)")

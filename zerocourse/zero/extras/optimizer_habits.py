@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from ...errors import BadInput
 from ...layout.rankmap import ShardRange
+from ..buffers.buffer import SHARDED
 from ..extra import Extra
 from .refusals import known_to
 
@@ -64,6 +65,10 @@ def groups_added_later(optimizer: Optimizer, stage, parts: Mapping[nn.Parameter,
         given = [group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"])
         params = [each[1] if isinstance(each, tuple) else each for each in given]  # (name, parameter) or the parameter
         known_to([group | {"params": params}], stage.model, first=len(optimizer.param_groups))
+        for param in params:
+            if not hasattr(param, SHARDED):
+                raise BadInput(f"add_param_group got a parameter {tuple(param.shape)} that the model has only since it was sharded, and no rank "
+                               "would train: save, build the model with it, shard that, and load with strict=False")
         own(group | {"params": [(each[0], part) if isinstance(each, tuple) else part
                                 for each, param in zip(given, params, strict=True) for part in parts.get(param, ())]})
 

@@ -8,6 +8,7 @@ from torch import nn
 from ...errors import CollectiveError
 from ..extra import Extra
 from ..whole.consolidate import state_dict as consolidated
+from .refusals import on_meta
 
 
 class SavedTogether(Extra):
@@ -30,7 +31,8 @@ def collective(model: Callable[[], nn.Module], own: Callable) -> Callable:
         groups = sharded.zero.groups
         if not any(comm.rank for comm in groups.comms):
             try:
-                result = own(sharded, folder, *args, state_dict=state, **kwargs)
+                with on_meta(sharded):
+                    result = own(sharded, folder, *args, state_dict=state, **kwargs)
             except Exception as caught:
                 error = caught
         told = groups.all_gather_object(None if error is None else f"{type(error).__name__}: {error}")

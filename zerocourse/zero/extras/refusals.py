@@ -1,6 +1,8 @@
 """What a sharded model cannot do, said in one sentence that names what can. Needed by: habits from unsharded training."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 
 import torch
@@ -16,6 +18,7 @@ from ..extra import Extra
 from ..optimizer import UNCOUNTED_HOOKS
 
 WHOLE_TENSORS = {"adafactor", "muon", "shampoo", "soap", "lamb", "lars"}  # optimizers that look at each of them by itself
+ELEMENTWISE = "torch.optim", "zerocourse", "apex", "bitsandbytes", "deepspeed"  # packages whose optimizers are, but for those above
 NOT_SHARDED = {"lbfgs", "sparseadam"}  # that look at all of the model at once, or at sparse gradients
 
 
@@ -52,7 +55,17 @@ def check_trainable(model: nn.Module, optimizer: Optimizer | None, has_whole: bo
         raise BadInput(f"{type(optimizer).__name__} looks at whole tensors, and a rank has only slices: give shard "
                        'rank_map="greedy", with which each tensor is whole on one rank, or use an optimizer whose update is '
                        "element-wise, such as AdamW or SGD")
+    if optimizer is not None and not has_whole and not is_element_wise(optimizer):
+        warnings.warn(f"{type(optimizer).__name__} gets slices of tensors, as 1-D tensors: if its update looks at more than one element at a "
+                      'time, as one that divides by a norm does, it trains otherwise than on one process; with rank_map="greedy" each tensor '
+                      "is whole on one rank", stacklevel=4)
     known_to(optimizer.param_groups if optimizer is not None else [], model)
+
+
+def is_element_wise(optimizer: Optimizer) -> bool:
+    """Is its update known to be? One that says `steps_in_parts` has thought of it."""
+    kinds = [base for base in type(optimizer).__mro__ if base not in (Optimizer, object)]
+    return getattr(optimizer, "steps_in_parts", False) or any(base.__module__.startswith(ELEMENTWISE) for base in kinds)
 
 
 def said(thing: object) -> str:
@@ -113,6 +126,28 @@ def refuse(why: str, instead: str, inner: Callable | None = None) -> Callable:
         raise BadInput(f"{why}: call zerocourse.{instead} with the whole model on every rank")
 
     return call
+
+
+@contextmanager
+def on_meta(model: nn.Module) -> Iterator[None]:
+    """Inside, `state_dict()` of the model's submodules has names and shapes, and no values. PEFT asks for names when it saves."""
+    refusing = {module: module.state_dict for module in model.modules() if module is not model and "state_dict" in vars(module)}
+    for module in refusing:
+        module.state_dict = shapes_of(module)
+    try:
+        yield
+    finally:
+        for module, refusal in refusing.items():
+            module.state_dict = refusal
+
+
+def shapes_of(module: nn.Module) -> Callable[[], dict[str, torch.Tensor]]:
+    def state_dict(*args, **kwargs):
+        held = type(module).state_dict(module, *args, **kwargs | {"keep_vars": True})
+        return held if kwargs.get("destination") is not None else {
+            name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in held.items() if isinstance(value, torch.Tensor)}
+
+    return state_dict
 
 
 def stays(model: nn.Module, hidden: bool) -> Callable:
