@@ -2,7 +2,7 @@
 
 from .backends.gloo import add_in_order
 from .group import Comm
-from .handle import Chain, Handle
+from .handle import Chain, Finished, Handle
 from .waits.failure import fail_all
 
-__all__ = ["Chain", "Comm", "Handle", "add_in_order", "fail_all"]
+__all__ = ["Chain", "Comm", "Finished", "Handle", "add_in_order", "fail_all"]

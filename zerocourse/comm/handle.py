@@ -63,6 +63,13 @@ class Chain(Handle):
             pass
 
 
+class Finished(Handle):
+    """Nothing is under way. Where one rank of a list has nothing to send, its reduction has as many parts as that of the others."""
+
+    def wait(self) -> None:
+        pass
+
+
 class CollectiveHandle(Handle):
     """A collective under way. It keeps its tensors alive until `wait`.   nbytes: what this rank sends, with padding."""
 

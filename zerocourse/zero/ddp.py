@@ -179,6 +179,7 @@ class DataParallel:
             extra.before_backward()
         for flat in self.flats:
             flat.apply_factor()
+            flat.trainable = sum(param.requires_grad for param in flat.params.values())
         self.backward = Backward(self)
 
     def pre_backward(self, of_pass: Pass, unit: Unit) -> bool:

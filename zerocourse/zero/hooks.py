@@ -10,6 +10,7 @@
 
 import sys
 import weakref
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -19,6 +20,9 @@ from ..autograd.graph import current_backward
 from ..autograd.outputs import tensors_of
 from ..comm.torch_private import DisableTorchFunctionSubclass, execution_engine
 from .buffers.unit import Unit
+
+
+LEFT = "_zerocourse_left"  # marks a tensor that a forward has left at a module
 
 
 def attach(stage) -> None:
@@ -31,12 +35,17 @@ def attach(stage) -> None:
 def watch_module(stage, unit: Unit) -> None:
     """Call the stage before and after the unit's forward, and when the gradient of one of its outputs comes."""
     of_unit, weak = set(unit.params.values()), weakref.ref(stage)
+    given: set = set()  # nodes of its inputs: it may return them as they came, and they are no work of its own
 
     @eager
-    def before(module: nn.Module, args):
+    def before(module: nn.Module, args, kwargs):
         if current_backward() != -1:  # checkpointing computes the unit again, perhaps as the first thing in this backward
-            ensure_backward(stage)
+            with torch.no_grad():  # which reentrant checkpointing undoes for what it computes again
+                ensure_backward(stage)
         stage.pre_forward(unit)
+        given.clear()
+        if torch.is_grad_enabled():
+            given.update(nodes_of(tensors_of((args, kwargs))))
 
     @eager
     def watch(module: nn.Module, args, output):
@@ -48,23 +57,22 @@ def watch_module(stage, unit: Unit) -> None:
             ensure_backward(weak())
             weak().pre_backward(of_pass, unit)
 
-        for tensor in tensors_of(output):
-            if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(begins)
-            if tensor._base is not None and tensor._base.grad_fn is not None:
-                # A change in place gives a view a new node, so the node of its base is watched, too.
-                tensor._base.grad_fn.register_prehook(begins)
+        for node in nodes_of(tensors_of(output)):
+            if node not in given:
+                node.register_prehook(begins)
 
     @eager
     def after(module: nn.Module, args, output):
         failed = output is None and sys.exc_info()[0] is not None
-        if not failed:
-            watch(module, args, output)
-            if unit is stage.root and torch.is_grad_enabled() and not tensors_of(output):
+        if not failed and torch.is_grad_enabled():
+            found = [*tensors_of(output), *left_at(unit, is_root=unit is stage.root)]
+            watch(module, args, found)
+            if not found and (unit is stage.root or next(module.parameters(recurse=False), None) is not None):
                 unit.stays_with_root = True  # no tensor to hook, so nobody knows when its backward comes
+        given.clear()  # nodes keep their graph alive
         stage.post_forward(unit, failed)
 
-    unit.module.register_forward_pre_hook(before, prepend=True)
+    unit.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
     for module in unit.module.modules() if unit is not stage.root else ():
         # The loss may use an intermediate value of a unit and not its output, so submodules with parameters are watched too.
         own = set(module.parameters(recurse=False))
@@ -73,17 +81,31 @@ def watch_module(stage, unit: Unit) -> None:
     unit.module.register_forward_hook(after, always_call=True)
 
 
+def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator:
+    """The nodes that made these tensors. A change in place gives a view a new one, so the node of its base is there, too."""
+    for tensor in tensors:
+        for each in (tensor, tensor._base):
+            if each is not None and each.grad_fn is not None:
+                yield each.grad_fn
+
+
+def left_at(unit: Unit, is_root: bool) -> Iterator[torch.Tensor]:
+    """Tensors that this forward has left as attributes of the unit's modules, such as a penalty. What the root has is gathered
+    throughout, so only those of the model itself matter there."""
+    for module in [unit.module] if is_root else unit.module.modules():
+        for value in vars(module).values():
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None and not hasattr(value, LEFT):
+                setattr(value, LEFT, True)  # what stays there is not hooked again by the next forward
+                yield value
+
+
 def watch_gradients(stage, unit: Unit) -> None:
     """Hook each trainable parameter of the unit, once; called before every forward, because parameters may have been unfrozen.
 
     The hooks hold weak references, because the garbage collector cannot see into C++ hooks: a cycle through one would leak.
     """
     for flat in unit.flats:
-        trainable = [key for key, param in flat.params.items() if param.requires_grad]
-        flat.trainable = len(trainable)
-        for key in trainable:
-            if key in flat.accumulators:
-                continue
+        for key in [key for key, param in flat.params.items() if param.requires_grad and key not in flat.accumulators]:
             param = flat.params[key]
             with torch.enable_grad(), DisableTorchFunctionSubclass():
                 flat.accumulators[key] = param.view_as(param).grad_fn.next_functions[0][0]

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from ...comm import Comm, Handle
+from ...comm import Comm, Finished, Handle
 from ...layout.rankmap import Layout
 
 
@@ -92,10 +92,12 @@ class Groups:
         return things if self.replicate is None else sum(self.replicate.all_gather_object(things), [])
 
     def sum_replicas(self, slice: torch.Tensor, name: str) -> Handle | None:
-        """Start adding up the replicas of a reduced slice (own,), in place; None where there are none, or nothing to add up.
+        """Start adding up the replicas of a reduced slice (own,), in place; None where there are none.
         2 (own) (R - 1)/R elements, for R replicas."""
-        if self.replicate is None or not self.replicate.peers or not slice.numel():
+        if self.replicate is None or not self.replicate.peers:
             return None
+        if not slice.numel():
+            return Finished().then(Finished)
         layout = Layout.split(slice.numel(), self.replicate.world_size)
         part = slice[layout.slice(self.replicate.rank)]
         reduced = self.replicate.reduce_scatter(slice, layout, name, into=part)

@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ...autograd.graph import current_backward
 from ...errors import BadInput
 from ..buffers.buffer import SHARDED
 from ..extra import Extra
@@ -94,7 +95,10 @@ class Refusals(Extra):
         refuse_habits(stage.model, stage.shards_parameters)
 
     def before_backward(self) -> None:
-        if self.frees_parameters and torch.is_grad_enabled():  # inside a backward
+        self.before_reshard(None)
+
+    def before_reshard(self, flat) -> None:
+        if self.frees_parameters and current_backward() != -1 and torch.is_grad_enabled():
             raise BadInput("a backward with create_graph=True at stage 3 would free the parameters that a backward through it "
                            "needs: use stage 2 for a gradient penalty")
 

@@ -108,6 +108,9 @@ class WrittenParameters(Extra):
         written = list(compress([(flat, key) for flat in self.flats for key in flat.params], answers["written"]))
         if not written:
             return
+        for flat in dict.fromkeys(flat for flat, _ in written):
+            if flat.shards_parameters:
+                self.before_reshard(flat)  # what is still gathered, such as the root: once noted, its write would not be seen then
         here = {key: checksum(flat.views[key]) for flat, key in written if key not in self.checksums and flat.gathered}
         mine = {key: int(here.get(key, self.checksums.get(key, 0))) for _, key in written}
         by_rank = self.groups.all_gather_object(mine)
