@@ -35,8 +35,9 @@ def test_an_executed_chapter_says_whose_guess_it_is(number):
         if called(cell.source, "predict"):
             assert "What somebody guessed, which is not the answer: " in said
         if called(cell.source, "observe"):
-            table = re.search(r"somebody +found +(?:ratio|right)\n[- ]+\n((?:.+(?:\n|$))+)", said)
-            wrong.append(any(row.split()[-1] not in ("yes", "1") for row in table[1].splitlines()))
+            table = re.search(r"somebody +found +(ratio|right|difference)\n[- ]+\n((?:.+(?:\n|$))+)", said)
+            right = {"ratio": "1", "right": "yes", "difference": "0"}[table[1]]
+            wrong.append(any(row.split()[-1] != right for row in table[2].splitlines()))
     assert sum(wrong) > len(wrong) / 2
 
 

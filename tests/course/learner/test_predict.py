@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 from zerocourse.course.learner import predict as module
-from zerocourse.course.learner.answer_forms import Curve, Number, OneOf, Order
+from zerocourse.course.learner.answer_forms import Curve, Number, OneOf, Order, Ordinal
 from zerocourse.course.learner.folder import MARK
 from zerocourse.course.learner.guesses import called, guess_in, without_guess
 from zerocourse.course.learner.predict import PredictionError, observe, predict, somebody_guessed
@@ -13,6 +13,7 @@ from zerocourse.course.learner.record import FILE, events
 from zerocourse.course.show.plots_curves import curves
 from zerocourse.errors import BadInput
 
+STEP = Ordinal("step")
 THREE = Order("one", "two", "three")
 AT = (1, 16, 1024)
 
@@ -43,6 +44,7 @@ def test_a_number_is_read_with_its_unit_or_in_that_of_the_cell(unit, typed, answ
     ("GB", True, "True is not a number"), ("GB", float("nan"), "nan is not"), ("GB", [12], r"\[12\] is not"),
     ("s", "3 GB", "'3 GB' is not a number in s"), ("samples", "3 cards", "is not a number of samples"), ("", "3 GB", "'3 GB' is not a number$"),
     (OneOf("yes", "no"), "perhaps", "'perhaps' is not one of \"yes\", \"no\""), (OneOf("yes", "no"), True, "True is not one of"),
+    (STEP, "stage 3", "'stage 3' is not the number of a step, such as 3"), (STEP, 13.5, "13.5 is not"), (STEP, True, "True is not"),
     (THREE, ["one", "two"], r"\['one', 'two'\] is not all of \"one\", \"two\", \"three\", in your order, in \[ \]"),
     (THREE, ["one", "one", "two"], "is not all of"), (THREE, ["one", "two", ...], "is not all of"), (THREE, 3, "3 is not all of"),
     (Curve("GB", AT), [1, 2], r"\[1, 2\] is not \[ \] with 3 numbers in GB, for 1, 16, 1,024"),
@@ -75,6 +77,8 @@ def test_what_was_refused_is_not_compared():
     ("times", 1.5, "1.5 times", 12, "1.5 times 12 times 0.125"), ("samples", 1, "1 sample", 10, "1 sample 10 samples 0.1"),
     ("", 3, "3", 6, "3 6 0.5"), ("messages", 3, "3 messages", 0, "3 messages 0 messages –"),
     ("messages", 0, "0 messages", 4, "0 messages 4 messages 0"),
+    (STEP, 13, "step 13", 14, "step 13 step 14 -1"), (STEP, "Step 14", "step 14", 14, "step 14 step 14 0"),
+    (STEP, "16", "step 16", 14, "step 16 step 14 +2"),
     (OneOf("yes", "no"), "Yes", "yes", "no", "yes no no"), (OneOf("1", "2"), 2, "2", "2", "2 2 yes"),
     (OneOf("yes", "no"), "no", "no", True, "no yes no"), (OneOf("yes", "no"), "no", "no", False, "no no yes"),
     (THREE, ["two", "One", "three"], "two, one, three", ["one", "two", "three"], "two, one, three one, two, three no"),
@@ -92,6 +96,22 @@ def test_several_answers_have_a_row_each_and_some_may_be_open():
     assert [[cell.strip() for cell in row if cell][::3] for row in rows] == [["parameters", "1"], ["gradients", "–"], ["optimizer", "0.667"]]
     with pytest.raises(PredictionError, match="'optimizer' is not found here: there is 'gradients', 'parameters'"):
         observe("01.x", {"gradients": 2, "parameters": 2})
+
+
+def test_each_of_several_answers_may_have_a_form_of_its_own(folder):
+    forms = {"next": OneOf("Gather h.1", "Reduce h.3"), "actions": OneOf("more", "as many")}
+    for nonsense in ({"next": "as many", "actions": ...}, {"next": ..., "actions": "Gather h.1"}):
+        with pytest.raises(PredictionError, match="prediction 01.x: .* is not one of"):
+            predict("01.x", nonsense, forms)
+    with pytest.raises(PredictionError, match="'last' is not asked for: there is 'next', 'actions'"):
+        predict("01.x", {"last": "more"}, forms)
+    assert str(predict("01.x", {"next": ..., "actions": ...}, forms)) == (
+        'No prediction yet: in place of ... write one of "Gather h.1", "Reduce h.3"; one of "more", "as many", or go on without one.')
+    assert str(observe("01.x", {"next": "Reduce h.3", "actions": "more"})) == (
+        "You have made no prediction. Found: next: Reduce h.3; actions: more.")
+    predict("01.y", {"next": "gather h.1", "actions": "more"}, forms)
+    assert [line.split()[-1] for line in str(observe("01.y", {"next": "Reduce h.3", "actions": "more"})).splitlines()[2:]] == ["no", "yes"]
+    assert [event["right"] for event in events(folder) if event["id"].startswith("01.y") and event["kind"] == "measured"] == [False, True]
 
 
 @pytest.mark.parametrize("form, measured, found", [("GB", 24e9, " Found: 24.0 GB."), (OneOf("yes", "no"), "no", " Found: no."),
@@ -185,6 +205,13 @@ def test_each_of_several_answers_has_its_own_events(folder):
     observe("01.x", {"a": "no", "b": "no"})
     assert [(event["kind"], event["id"], event.get("right"), event.get("ratio")) for event in kept(folder)] == [
         ("prediction", "01.x/a", None, None), ("measured", "01.x/a", False, None), ("measured", "01.x/b", None, None)]
+
+
+def test_of_a_place_it_is_remembered_whether_it_is_right(folder):
+    predict("01.x", 13, STEP)
+    observe("01.x", 14)
+    guess, value = kept(folder)
+    assert guess["guess"] == 13 and guess["quantity"] == "place" and value["value"] == 14 and value["right"] is False
 
 
 def test_of_a_curve_the_ratio_that_is_farthest_from_1_is_remembered(folder):

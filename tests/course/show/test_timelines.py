@@ -147,6 +147,13 @@ def test_compared_steps_share_their_axes(lanes):
     assert "ZeRO-1: at most 12.0 MB" in words and re.search(r"ZeRO-2: at most 6.0 MB, .* and 6.0 MB at the end\.", words)
 
 
+def test_compared_steps_have_their_legend_first():
+    """So that it is on the screen with the first of them."""
+    drawn = ElementTree.fromstring(plots.compare({"a": with_bytes(1), "b": with_bytes(1)}).svg).iter()
+    height = {each.text: float(each.attrib["y"]) for each in drawn if each.text and "y" in each.attrib}
+    assert height["waits"] < height["gathered blocks, buckets"] < height["a"] < height["b"]
+
+
 def test_a_timeline_draws_blocks_waits_and_moves():
     shown = plots.timeline(with_bytes(10**6), "ZeRO-2, one step,", {"peak": 7 * 10**6})
     looks = [(each["data-look"], float(each["x"]), float(each["width"])) for each in boxes(shown) if "data-look" in each

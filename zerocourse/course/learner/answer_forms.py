@@ -1,4 +1,4 @@
-"""The forms of a prediction: a number with its unit, one of several, an order, a curve by a few points.
+"""The forms of a prediction: a number with its unit, a place such as step 14, one of several, an order, a curve by a few points.
 
 A form reads what a learner typed, says it, and sets it beside what was measured.
 """
@@ -114,6 +114,32 @@ class Number(AnswerForm):
 
     def taken(self, measured) -> float:
         return float(measured)
+
+
+@dataclass(frozen=True)
+class Ordinal(AnswerForm):
+    """The number of one `thing` in a row, such as step 14: a learner types 14 or "step 14". Beside what was measured stands the
+    difference, because the ratio of two such numbers says nothing."""
+
+    thing: str
+    quantity = "place"
+
+    @property
+    def wants(self) -> str:
+        return f"the number of a {self.thing}, such as 3"
+
+    def parse(self, typed) -> int:
+        found = re.fullmatch(rf"({re.escape(self.thing)}\s*)?(\d+)", str(typed).strip(), re.IGNORECASE)
+        if found is None:
+            raise BadInput(f"{typed!r} is not {self.wants}")
+        return int(found[2])
+
+    def say(self, answer: int) -> str:
+        return f"{self.thing} {answer}"
+
+    def row(self, who, guess, value) -> dict[str, str]:
+        return {who: OPEN if guess is None else self.say(guess), "found": self.say(value),
+                "difference": OPEN if guess is None else f"{guess - value:+d}" if guess != value else "0"}
 
 
 class OneOf(AnswerForm):

@@ -3,7 +3,8 @@
     predict("01.xl", 12, "GB")              # in a cell of its own, above the one that finds it
     observe("01.xl", 16 * params)           # the last line of that one: you 12.0 GB, found 24.9 GB, ratio 0.482
 
-`...` is an answer that is still open. Several answers of one form are a dictionary, name → answer.
+`...` is an answer that is still open. Several answers are a dictionary, name → answer; where each has a form of its own, the form is
+a dictionary of the same names.
 """
 
 from collections.abc import Collection, Mapping
@@ -40,10 +41,10 @@ def somebody_guessed(guess: object) -> SomebodyGuessed:
 
 @dataclass(frozen=True)
 class Prediction:
-    """answers: name → what `form` has read.   who: "you" or "somebody".   late: names of the answers that came after the
+    """answers: name → what its form has read.   who: "you" or "somebody".   late: names of the answers that came after the
     measurement, and do not count."""
 
-    form: AnswerForm
+    form: AnswerForm | Mapping[str, AnswerForm]
     answers: Mapping[str, object]
     who: str
     late: Collection[str]
@@ -52,10 +53,22 @@ class Prediction:
     def given(self) -> dict[str, object]:
         return {name: answer for name, answer in self.answers.items() if answer is not None}
 
+    def form_of(self, name: str) -> AnswerForm:
+        """Raises BadInput for a name that is not asked for."""
+        if not isinstance(self.form, Mapping):
+            return self.form
+        if name not in self.form:
+            raise BadInput(f"{name!r} is not asked for: there is {', '.join(map(repr, self.form))}")
+        return self.form[name]
+
+    def say_each(self, answers: Mapping[str, object]) -> str:
+        return "; ".join(f"{name}: {self.form_of(name).say(answer)}".removeprefix(": ") for name, answer in answers.items())
+
     def say(self) -> str:
         if not self.given:
-            return f"No prediction yet: in place of ... write {self.form.wants}, or go on without one."
-        said = "; ".join(f"{name}: {self.form.say(answer)}".removeprefix(": ") for name, answer in self.given.items())
+            wants = "; ".join(dict.fromkeys(self.form_of(name).wants for name in self.answers))
+            return f"No prediction yet: in place of ... write {wants}, or go on without one."
+        said = self.say_each(self.given)
         still_open = ", ".join(name for name in self.answers if name not in self.given)
         return ("Noted" if self.who == "you" else "What somebody guessed, which is not the answer") + f": {said}." + (
             f" Still open: {still_open}." if still_open else "") + (
@@ -65,25 +78,29 @@ class Prediction:
 _made: dict[str, Prediction] = {}  # in this kernel
 
 
-def predict(id: str, guess: object, form: str | AnswerForm = "") -> Shown:
+def predict(id: str, guess: object, form: str | AnswerForm | Mapping[str, AnswerForm] = "") -> Shown:
     """Take a prediction, keep it in the record of the learner's folder, and say how it was understood.
 
-    id: the chapter's number and a name, such as "01.xl".   form: the unit of a number, "" for a plain one, or `OneOf`, `Order` or `Curve`.
+    id: the chapter's number and a name, such as "01.xl".   form: the unit of a number, "" for a plain one, or `Ordinal`, `OneOf`,
+        `Order` or `Curve`; of several answers, name → form where they differ.
     Raises PredictionError for a guess of another form.
     """
     _made.pop(id, None)  # also where what is typed now is refused
     form = Number(form) if isinstance(form, str) else form
     who, typed = ("somebody", guess.guess) if isinstance(guess, SomebodyGuessed) else ("you", guess)
+    late: set[str] = set()
+    answers: dict[str, object] = {}
+    made = Prediction(form, answers, who, late)
     try:
-        answers = {name: form.read(each) for name, each in (typed if isinstance(typed, dict) else {ALONE: typed}).items()}
+        for name, each in (typed if isinstance(typed, dict) else {ALONE: typed}).items():
+            answers[name] = made.form_of(name).read(each)
     except BadInput as error:
         raise PredictionError(f"prediction {id}: {error}") from None
-    late = set()
     if who == "you":
-        for name, answer in answers.items():
-            if answer is not None and _note_guess(_full(id, name), form, form.recorded(answer)):
+        for name, answer in made.given.items():
+            if _note_guess(_full(id, name), made.form_of(name), answer):
                 late.add(name)
-    _made[id] = Prediction(form, answers, who, late)
+    _made[id] = made
     return sentence(_made[id].say())
 
 
@@ -98,7 +115,7 @@ def observe(id: str, found: object) -> Shown:
     named = heights(found) if drawn else found if isinstance(found, dict) else {ALONE: found}
     if made and (unknown := {*made.given} - {*named}):
         raise PredictionError(f"prediction {id}: {', '.join(map(repr, unknown))} is not found here: there is {', '.join(map(repr, named))}")
-    values = {name: made.form.taken(value) for name, value in named.items() if name in made.answers} if made else {}
+    values = {name: made.form_of(name).taken(value) for name, value in named.items() if name in made.answers} if made else {}
     for name, value in values.items():
         _note_measured(_full(id, name), made, name, value)
     if drawn:
@@ -113,14 +130,14 @@ def _said(id: str, made: Prediction | None, values: Mapping[str, object]) -> Sho
     if made is None:
         return sentence(f"There is no prediction {id} to compare with: run its cell first, if you want to make one.")
     if made.given:
-        return table([({"": name} if name else {}) | made.form.row(made.who, made.answers[name], value) for name, value in values.items()])
-    found = "; ".join(f"{name}: {made.form.say(value)}".removeprefix(": ") for name, value in values.items())
+        return table([({"": name} if name else {}) | made.form_of(name).row(made.who, made.answers[name], value) for name, value in values.items()])
+    found = made.say_each(values)
     return sentence("You have made no prediction." + f" Found: {found}." * bool(found))
 
 
-def _note_guess(id: str, form: AnswerForm, guess: object) -> bool:
+def _note_guess(id: str, form: AnswerForm, answer: object) -> bool:
     """Record a guess unless it is the last one. Returns whether it came after the measurement."""
-    past = _past(id)
+    past, guess = _past(id), form.recorded(answer)
     last = next((event for event in reversed(past) if event["kind"] == "prediction"), None)
     if last and last.get("guess") == guess:
         return bool(last.get("late"))
@@ -132,7 +149,8 @@ def _note_guess(id: str, form: AnswerForm, guess: object) -> bool:
 def _note_measured(id: str, made: Prediction, name: str, value: object) -> None:
     """Record a measurement, and how a guess that counts is judged, unless it is the last one."""
     guess = made.given.get(name) if made.who == "you" and name not in made.late else None
-    what = {"value": made.form.recorded(value), "ratio": None, made.form.judged: made.form.judge(guess, value)}
+    form = made.form_of(name)
+    what = {"value": form.recorded(value), "ratio": None, form.judged: form.judge(guess, value)}
     last = next((event for event in reversed(_past(id)) if event["kind"] == "measured"), {})
     if what != {key: last.get(key) for key in what}:
         remember("measured", id, **what)

@@ -19,7 +19,7 @@ def stages_figure(stages: Mapping[str, Mapping[str, int]], sent: Mapping[str, Ma
     stages: name → parameters_bytes, gradients_bytes, optimizer_bytes (as the formulas count them) and peak_bytes.
     sent: name → {micro-batches in a step: bytes}, with the same numbers of micro-batches for each name.
     """
-    figure, (holds, sends) = panels(11, 3.6, 1, 2, width_ratios=[1.35, 1], sharey=True)
+    figure, (holds, sends) = panels(10.5, 3.6, 1, 2, width_ratios=[1.35, 1], sharey=True)
     names, highest = list(stages), max(counts["peak_bytes"] for counts in stages.values()) / 1e6
     peaks = [counts["peak_bytes"] / 1e6 for counts in stages.values()]
     ends = stacked_rows(holds, {name: {kind: counts[f"{kind}_bytes"] / 1e6 for kind in STATES} for name, counts in stages.items()},

@@ -78,22 +78,23 @@ def compare(steps: Mapping[str, Sequence[dict]], formulas: Mapping[str, Mapping[
     alive: with the bytes below the lanes.
     """
     drawn = [RankStep(name, events, rank, (formulas or {}).get(name, {})) for name, events in steps.items()]
-    return stacked(drawn, alive) if lanes else beside(drawn)
+    return stacked(drawn, alive, key_first=True) if lanes else beside(drawn)
 
 
-def stacked(steps: Sequence[RankStep], alive: bool = True) -> Shown:
-    """One below the other: the lanes of a rank, over its bytes."""
-    drawing, words = drawn_steps(steps, alive)
+def stacked(steps: Sequence[RankStep], alive: bool = True, key_first: bool = False) -> Shown:
+    """One below the other: the lanes of a rank, over its bytes. key_first: with the legend above, where it is seen with the first."""
+    drawing, words = drawn_steps(steps, alive, key_first)
     return Shown(words, svg=svg.still(drawing, "What a rank computes, what moves meanwhile, and the bytes alive", words))
 
 
-def drawn_steps(steps: Sequence[RankStep], alive: bool = True) -> tuple[svg.Drawing, str]:
+def drawn_steps(steps: Sequence[RankStep], alive: bool = True, key_first: bool = False) -> tuple[svg.Drawing, str]:
     """The picture of `stacked`, and its words."""
     scale = (WIDE - LEFT - RIGHT) / (1e3 * max(step.takes for step in steps))
     lanes = [lanes_of(step) for step in steps]
     below = (BYTES + BETWEEN if alive else 0) + 38
-    drawing = svg.Drawing(WIDE, sum(TITLE + height_of(each) + below for each in lanes) + (4 + 24 + 24 * alive))
-    top, most = 0.0, max(step.most for step in steps)
+    key = 4 + 24 + 24 * alive
+    drawing = svg.Drawing(WIDE, sum(TITLE + height_of(each) + below for each in lanes) + key)
+    top, most = float(key * key_first), max(step.most for step in steps)
     for step, its in zip(steps, lanes, strict=True):
         drawing.text(0, top + 16, step.title, bold=True)
         top = draw_lanes(drawing, its, top + TITLE, scale, 1e3 * step.takes)
@@ -101,9 +102,10 @@ def drawn_steps(steps: Sequence[RankStep], alive: bool = True) -> tuple[svg.Draw
             draw_bytes(drawing, step, top + 8, BYTES, most, scale, LEFT)
             top += BYTES + BETWEEN
         top = axis(drawing, top - 6 * alive, scale, 1e3 * step.takes, "milliseconds since the step began") + 6 * alive
-    legend_of(drawing, top + 4, [lane for its in lanes for lane in its])
+    top = 0 if key_first else top + 4
+    legend_of(drawing, top, [lane for its in lanes for lane in its])
     if alive:
-        draw_key(drawing, top + 28, steps)
+        draw_key(drawing, top + 24, steps)
     words = "What a rank computes and which collectives are under way" + ", over the bytes alive on it" * alive + ". "
     return drawing, words + " ".join(f"{step.title}: {extremes(step) if alive else f'{1e3 * step.takes:.0f} ms'}." for step in steps)
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ...show.alternative_text import described
-from ...show.figures import panels
+from ...show.figures import PLATE, panels
 from ...show.palette import FAINT, INK
 from ...show.plots_curves import STYLES
 
@@ -57,8 +57,10 @@ def attempts(data: Sequence[Mapping], unhurt: Sequence[float], title: str) -> Fi
         time.plot([row["at"] for row in rows], [row["step"] for row in rows], **style)
     for one, other in pairwise(data):
         stops, goes_on = one["rows"][-1], other["rows"][0]
-        time.annotate(f"{goes_on['at'] - stops['at']:.1f} s", ((stops["at"] + goes_on["at"]) / 2, stops["step"]), (0, 4),
-                      textcoords="offset points", ha="center", fontsize=8)
+        high = min(stops["step"], goes_on["step"]) - 1.2
+        time.annotate("", (stops["at"], high), (goes_on["at"], high), arrowprops={"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0})
+        time.text((stops["at"] + goes_on["at"]) / 2, high - 0.25, f"{goes_on['at'] - stops['at']:.1f} s without\na step", ha="center",
+                  va="top", fontsize=8)
     time.set(title="what was computed when", xlabel="seconds", ylabel="step", ylim=(0, 1.15 * len(unhurt)))
     loss.set(title="the losses", xlabel="step", ylabel="loss")
     for axis in (time.yaxis, loss.xaxis):
@@ -81,11 +83,14 @@ def lost_time(intervals: Sequence[float], shares: Mapping[str, Sequence[float]],
         axes.plot(intervals, percent, color=colour, linestyle=dashes, label=name)
         at = best[name]
         axes.axvline(at, color=FAINT, linewidth=1, linestyle=":", gid=f"the least, near {at:.1f} minutes")
-        axes.annotate(f"{at:.1f} minutes", (at, min(percent)), (4, 8), textcoords="offset points", fontsize=8)
-    axes.set(xscale="log", title="What saving and losing work cost", xlabel="minutes between two saves",
+        axes.plot(at, min(percent), "o", color=colour, markersize=5)
+        axes.annotate(f"{min(percent):.1f}% at {at:.1f} minutes", (at, min(percent)), (0, 15), textcoords="offset points", ha="center",
+                      fontsize=9, bbox=PLATE)
+    axes.set(xscale="log", yscale="log", ylim=(0.4, None), title="What saving and losing work cost", xlabel="minutes between two saves",
              ylabel="percent of the time")
     ticks = [tick for tick in (0.5, 1, 3, 6, 12, 24, 60, 120) if intervals[0] <= tick <= intervals[-1]]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks([0.5, 1, 3, 10, 30, 100], ["0.5", "1", "3", "10", "30", "100"])
     axes.minorticks_off()
     axes.legend(fontsize=9)
     return described(figure)

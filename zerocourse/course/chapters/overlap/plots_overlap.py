@@ -19,7 +19,7 @@ def bound_figure(marked: Mapping[str, float], speedup_bound: Callable[[float, fl
     for words, ratio in marked.items():
         bound = speedup_bound(1, ratio)
         axes.plot(ratio, bound, "o", color="black", markersize=5, gid=f"{words} ({bound:.2f})")
-        aside = (0, 7, "center") if ratio == 1 else (7, 4, "left") if ratio > 1 else (-7, 4, "right")  # off the curve
+        aside = (0, 7, "center") if ratio == 1 else (7, 4, "left") if ratio > 1 else (7, -9, "left")  # off the curve
         axes.annotate(f"{words}: {bound:.2f}", (ratio, bound), aside[:2], textcoords="offset points", ha=aside[2], fontsize=9)
     ticks = [0.05, 0.1, 0.25, 0.5, 1, 2, 4, 10, 20]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])

@@ -7,7 +7,7 @@ from ....measure.stage_meter import KINDS
 from ..palette import FAINT, INK, MEANINGS
 from . import svg
 
-KEY = {"in flight": "in flight", "activations": "activations, the rest"}
+KEY = {"in flight": "gathered blocks, buckets", "activations": "activations, the rest"}
 
 
 class RecordedStep(Protocol):
