@@ -322,9 +322,8 @@ def hybrid(_, case: Case, backwards: tuple = (), offload: Callable = lambda: Non
     rank, model = dist.get_rank(), case.make()
     with torch.no_grad():
         model.first.weight += rank  # as if each rank had built another model
-    model, optimizer = shard(model, case.optimizer(model.parameters()), case.stage,
-                             shard_group=pairs[rank // 2], replicate_group=pairs[2 + rank % 2],
-                             offload=offload())
+    model, optimizer = shard(model, case.optimizer(model.parameters()), case.stage, case.rank_map, bucket_size=case.bucket_size,
+                             shard_group=pairs[rank // 2], replicate_group=pairs[2 + rank % 2], offload=offload())
     losses, held = [], {}
     for step in range(case.steps):
         losses.append(0.0)
@@ -381,6 +380,14 @@ def test_shards_within_replicas(pool):
 
         complaints.append(judge(str(case), ranks, check, None))
     report(complaints)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rank_that_owns_nothing_of_a_bucket_within_replicas(pool, stage):
+    """Its reduction has as many parts as that of the others, so that all issue in one order."""
+    case = Case(stage, 4, Stack, worlds.squares, worlds.sgd, rank_map="greedy", bucket_size=1)
+    for rank, (run, *_) in enumerate(pool(4).run(hybrid, None, case)):
+        worlds.check_near(run, worlds.exact(case)[rank], f"rank {rank}")
 
 
 @pytest.mark.parametrize("stage", (1, 2, 3))

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import worlds
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from worlds import STAGES, Block, Case, Stack, check_exact, check_same_state, rows, squares
 
 from zerocourse import load_state_dict, shard, state_dict
@@ -82,6 +83,168 @@ WRAPS = {
 @pytest.mark.parametrize("way", WRAPS)
 def test_what_a_unit_takes_and_returns(pool, way):
     check_exact(pool, of_stack(wrapping(*WRAPS[way])))
+
+
+class Bag(dict):
+    """PyTorch's pytrees do not look into a kind of dictionary that they do not know."""
+
+
+HANDS_OVER = {"nothing": lambda box, y: box.append(y), "a namespace": lambda box, y: SimpleNamespace(x=y), "a kind of dict": lambda box, y: Bag(x=y)}
+
+
+@pytest.mark.parametrize("what", HANDS_OVER)
+def test_a_parameter_of_the_unit_itself_and_an_output_without_tensors(pool, what):
+    class Scaled(Block):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((6,), 0.7))
+
+        def forward(self, box):
+            return HANDS_OVER[what](box, super().forward(box.pop()) * self.scale)
+
+    class Boxes(Stack):
+        block = Scaled
+
+        def forward(self, x):
+            box = [self.first(x)]
+            for block in self.blocks:
+                if (got := block(box)) is not None:
+                    box.append(got["x"] if isinstance(got, dict) else got.x)
+            return self.last(box.pop())
+
+    check_exact(pool, of_stack(Boxes))
+
+
+class Penalised(Block):
+    """Leaves a term of its own weights behind, to which no output leads."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        self.penalty = (self.up.weight @ self.up.weight.t() - torch.eye(7)).square().sum()
+        return y
+
+
+class Penalties(Stack):
+    block, detached = Penalised, False
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            y = block(x)
+            x = x + y.detach() if self.detached else y
+        return self.last(x), sum(block.penalty for block in self.blocks)
+
+
+class PenaltiesAlone(Penalties):
+    detached = True
+
+
+def with_penalties(model, step, micro, rank):
+    out, penalties = model(rows(step, micro, rank))
+    return out.square().mean() + 0.01 * penalties
+
+
+@pytest.mark.parametrize("make", (Penalties, PenaltiesAlone))
+def test_a_term_that_a_unit_leaves_behind(pool, make):
+    check_exact(pool, of_stack(make, loss=with_penalties))
+
+
+class KeepsItsLoss(Stack):
+    """Returns nothing."""
+
+    def forward(self, x):
+        self.loss = super().forward(x).square().mean()
+
+
+def kept_loss(model, step, micro, rank):
+    model(rows(step, micro, rank))
+    loss = model.loss
+    with torch.no_grad():
+        model(rows(9, 9, rank))
+    return loss
+
+
+def test_a_loss_that_the_model_leaves_behind_and_a_look_in_between(pool):
+    check_exact(pool, of_stack(KeepsItsLoss, loss=kept_loss))
+
+
+class HandsThrough(Block):
+    def forward(self, x, drops):
+        return x if drops else super().forward(x)
+
+
+class Loops(Stack):
+    """Its blocks run twice, and some calls return their input as it came."""
+
+    block, dropped = HandsThrough, ()
+
+    def forward(self, x):
+        x = self.first(x)
+        for turn in range(2):
+            for number, block in enumerate(self.blocks):
+                x = block(x, (turn, number) in self.dropped)
+        return self.last(x)
+
+
+@pytest.mark.parametrize("calls", (((1, 0),), ((1, 2),), ((0, 1), (1, 0)), ((0, 2), (1, 1))))
+def test_units_that_run_twice_and_hand_their_input_through(pool, calls):
+    check_exact(pool, of_stack(type("Dropping", (Loops,), {"dropped": calls})))
+
+
+class Clamps(Stack):
+    """Writes into its blocks, which do not compute then."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            for block in self.blocks:
+                block.up.weight.clamp_(-0.2, 0.2)
+        return super().forward(x)
+
+
+def test_a_model_that_writes_into_its_units(pool):
+    check_exact(pool, of_stack(Clamps, steps=3))
+
+
+def computed_again(model, step, micro, rank):
+    return checkpoint(model, rows(step, micro, rank).requires_grad_(), use_reentrant=True).square().mean()
+
+
+def test_a_whole_model_that_is_computed_again(pool):
+    check_exact(pool, of_stack(loss=computed_again))
+
+
+class Skippable(Stack):
+    def forward(self, x, skips):
+        x = self.first(x)
+        for number, block in enumerate(self.blocks):
+            x = x if skips and number == 1 else block(x)
+        return self.last(x)
+
+
+def frozen_later(rank_of, stage: int | None, thaws: bool) -> dict[str, torch.Tensor]:
+    """A block is frozen or thawed after `shard`, and rank 1 skips it. Without a stage: both ranks in one process."""
+    model, ranks = Skippable(), [dist.get_rank()] if stage is not None else [0, 1]
+    if thaws:
+        model.blocks[1].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if stage is not None:
+        shard(model, optimizer, stage)
+    model.blocks[1].requires_grad_(thaws)
+    for step in range(2):
+        for rank in ranks:
+            (model(rows(step, 0, rank), skips=rank == 1).square().mean() / len(ranks)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict() if stage is None else state_dict(model)
+
+
+@pytest.mark.parametrize("thaws", (False, True))
+@pytest.mark.parametrize("stage", (0, 1, 2))
+def test_a_unit_that_is_frozen_later_and_skipped_on_a_rank(pool, stage, thaws):
+    wanted = frozen_later(None, None, thaws)
+    for state in pool(2).run(frozen_later, None, stage, thaws):
+        for name, value in wanted.items():
+            torch.testing.assert_close(state[name], value, rtol=1e-6, atol=1e-6)
 
 
 class KeywordsOnly(Stack):
