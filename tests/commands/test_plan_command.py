@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from zerocourse.cli import main
+from zerocourse.errors import BadInput
 from zerocourse.formulas.units import gb
 from zerocourse.planning import Candidate, ask, computed, plan
+from zerocourse.planning.plan_files import config_of
 from zerocourse.planning.reasons import choice, decides, fewest_ranks, host_needed, nothing_fits, reason, why
 from zerocourse.planning.search import evaluate
 
@@ -70,6 +72,21 @@ def test_the_reason_names_what_decides():
     away = choice(plan(ask("llama-7b", "2xT4", host=128 * 10**9), simulate=0))
     assert "no stage fits with all of it on the card" in away
     assert "micro-batch 8 is the largest power of two that fits" in away
+
+
+def test_cards_without_bf16_train_in_fp16():
+    tight, other = plan(ask("gpt2", "2xT4"), simulate=0), plan(ask("gpt2", "8xA100"), simulate=0)
+    assert ", in fp16, " in choice(tight) and "fp16" in config_of(tight.chosen.candidate) and "bf16" not in config_of(tight.chosen.candidate)
+    assert ", in bf16, " in choice(other) and config_of(other.chosen.candidate)["bf16"] == {"enabled": True}
+    assert "bf16" not in config_of(plan(ask("gpt2", "2xT4", dtypes=("fp32",)), simulate=0).chosen.candidate)
+    with pytest.raises(BadInput, match="the cards of 2xT4 have no bf16: plan for fp16 or fp32"):
+        ask("gpt2", "2xT4", dtypes=("bf16",))
+
+
+def test_without_a_batch_the_plan_says_what_does_most_in_all():
+    found = plan(ask("gpt2", "2xT4"), simulate=3)
+    assert found.chosen.candidate.ranks == 1 and "That is the best for each card, as no --batch is given. Most in all is done by" in choice(found)
+    assert "Most in all" not in choice(plan(ask("gpt2", "2xT4", batch=16), simulate=0))
 
 
 def test_a_computed_neighbour_is_compared_with_what_is_computed():

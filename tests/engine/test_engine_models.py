@@ -10,6 +10,7 @@ from torch.nn.functional import softplus
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from zerocourse.engine import Engine, initialize
+from zerocourse.engine.bridge.deepspeed_engine import initialize as of_bridge
 
 STAGES = (0, 1, 2, 3)
 RANKS = 2
@@ -139,12 +140,14 @@ def test_no_sync_adds_up_and_the_norm_is_of_the_whole_gradient(pool, stage):
 # --- adapters ---
 
 def adapted() -> nn.Module:
-    """GPT-2 with LoRA in its attention: all but the adapters is frozen."""
+    """GPT-2 with LoRA in its attention: all but the adapters and a layer norm is frozen. Of what trains beside them, PEFT asks its modules
+    for the names when it saves."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(2)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=23, bos_token_id=0, eos_token_id=0, initializer_range=0.2, n_layer=2, n_head=2,
                                        n_embd=8, n_positions=12, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0))
-    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False, fan_in_fan_out=True))
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["c_attn"], modules_to_save=["ln_f"], init_lora_weights=False,
+                                                       fan_in_fan_out=True))
 
 
 def tokens(step: int, rank: int) -> torch.Tensor:
@@ -178,7 +181,8 @@ def test_adapters_train_and_are_saved(pool, tmp_path, stage):
     results = pool(RANKS).run(train_adapters, stage, str(tmp_path))
     for result in results:
         is_near(result["state"], plain.state_dict(), stage)
-        assert all(torch.equal(value, before[name]) for name, value in result["state"].items() if "lora_" not in name)
+        assert all(torch.equal(value, before[name]) for name, value in result["state"].items()
+                   if not ("lora_" in name or "modules_to_save" in name))
         assert any(not torch.equal(value, before[name]) for name, value in result["state"].items())
         share = RANKS if stage >= 2 else 1
         assert 4 * trained / share - 64 <= result["held"] <= 4 * trained / share + 64, "frozen parameters have no gradient"
@@ -188,6 +192,26 @@ def test_adapters_train_and_are_saved(pool, tmp_path, stage):
     loaded = peft.PeftModel.from_pretrained(adapted().unload(), tmp_path).state_dict()
     for name, value in results[0]["state"].items():
         assert torch.equal(loaded[name], value), name
+
+
+def saved_by_rank_0(stage: int, folder: str) -> dict:
+    """As scripts of DeepSpeed's do it."""
+    torch.manual_seed(2)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=23, bos_token_id=0, eos_token_id=0, n_layer=1, n_head=2, n_embd=8, n_positions=12))
+    engine = of_bridge(model=model, optimizer=momentum(model.parameters()), config=settings(stage))[0]
+    ids = tokens(0, engine.global_rank)
+    engine.backward(engine(input_ids=ids, labels=ids).loss)
+    engine.step()
+    if engine.global_rank == 0:
+        engine.module.save_pretrained(folder)
+    return engine.module.state_dict()
+
+
+@pytest.mark.parametrize("stage", (0, 1, 2))
+def test_rank_0_alone_saves_where_each_rank_has_whole_weights(pool, tmp_path, stage):
+    wanted = pool(RANKS).run(saved_by_rank_0, stage, str(tmp_path))[0]
+    saved = GPT2LMHeadModel.from_pretrained(tmp_path).state_dict()
+    assert saved.keys() == wanted.keys() and all(torch.equal(saved[name], wanted[name]) for name in wanted)
 
 
 # --- generation ---

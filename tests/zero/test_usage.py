@@ -21,6 +21,7 @@ from zerocourse.errors import BadInput
 from zerocourse.init.deferred import deferred_init, materialize_model
 from zerocourse.measure.ledger import Ledger
 from zerocourse.zero.buffers.unit import cut_into_units
+from zerocourse.zero.extras.refusals import check_trainable
 
 
 def of_stack(make=Stack, **fields) -> list[Case]:
@@ -622,6 +623,26 @@ def takes_other_memory(model, optimizer):
     optimizer.step()
 
 
+def grown(model, optimizer):
+    model.more = nn.Linear(6, 6)
+    optimizer.add_param_group({"params": list(model.more.parameters())})
+
+
+class OfTheirOwn(torch.optim.Optimizer):
+    """Nobody knows what it looks at."""
+
+
+def test_an_optimizer_that_nobody_knows_gets_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for known in (ADAMW, type("Mine", (ADAMW,), {}), type("Parts", (OfTheirOwn,), {"steps_in_parts": True})):
+            model = Stack()
+            check_trainable(model, known(model.parameters(), *([{}] if issubclass(known, OfTheirOwn) else [])), has_whole=False)
+    model = Stack()
+    with pytest.warns(UserWarning, match="OfTheirOwn gets slices of tensors"):
+        check_trainable(model, OfTheirOwn(model.parameters(), {}), has_whole=False)
+
+
 @pytest.mark.parametrize("wrong, said", (
     (lambda model: shard(model, bucket_size="25MB"), "bucket_size.*'25MB'.*integer"),
     (lambda model: shard(model, in_flight=-1), "in_flight is -1.*at least 0"),
@@ -644,6 +665,7 @@ def takes_other_memory(model, optimizer):
     (lambda model: shard(model)[0].double(), "keeps its dtype and device"),
     (lambda model: copy.deepcopy(shard(model)[0]), "cannot be copied"),
     (lambda model: shard(model, ADAMW(model.parameters()))[1].add_param_group({"params": [torch.ones(3)]}), "not a parameter"),
+    (lambda model: grown(*shard(model, ADAMW(model.parameters()))), "that the model has only since it was sharded"),
 ))
 def test_what_cannot_be_is_told_in_a_sentence(wrong, said):
     with pytest.raises(BadInput, match=said) as error:

@@ -138,6 +138,13 @@ def conventions(folder: str) -> None:
 
     engine.backward(engine(torch.ones(2, 6)).square().mean())
     engine.step()
+    counted = engine.micro_steps
+    with pytest.warns(UserWarning, match="within a window: the gradients of its 1 micro-batches so far"):
+        engine.save_checkpoint(folder, tag="mid", save_latest=False)
+    engine.load_checkpoint(folder, "mid")
+    assert engine.micro_steps == counted - 1, "the window begins anew"
+    engine.backward(engine(torch.ones(2, 6)).square().mean())
+    engine.step()
     path, client = engine.load_checkpoint(folder, "best")  # in mid-window, which begins anew
     assert path == f"{folder}/best" and client == {} and not engine.is_gradient_accumulation_boundary()
     before = engine.get_lr()
