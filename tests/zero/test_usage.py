@@ -300,6 +300,19 @@ def test_a_backward_within_the_forward(pool):
     check_exact(pool, of_stack(Differentiates))
 
 
+def looks_at_its_input(model, step, micro, rank):
+    """Rank 0 alone asks for the gradient of its input, which it reports."""
+    x = rows(step, micro, rank).requires_grad_()
+    loss = model(x).square().mean()
+    if rank == 0:
+        assert torch.autograd.grad(loss, x, retain_graph=True)[0].isfinite().all()
+    return loss
+
+
+def test_a_gradient_of_the_input_on_one_rank_alone(pool):
+    check_exact(pool, [case for case in of_stack(loss=looks_at_its_input) if case.stage < 3])
+
+
 class Counts(Stack):
     """Looks at its parameters in the forward, as models do to know their device, and notes which units are whole."""
 

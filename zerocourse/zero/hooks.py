@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ..autograd.compiled import eager
-from ..autograd.graph import current_backward
+from ..autograd.graph import current_backward, will_run
 from ..autograd.outputs import tensors_of
 from ..comm.torch_private import DisableTorchFunctionSubclass, execution_engine
 from .buffers.unit import Unit
@@ -54,8 +54,9 @@ def watch_module(stage, unit: Unit) -> None:
         of_pass = weak().active_pass
 
         def begins(_):
-            ensure_backward(weak())
-            weak().pre_backward(of_pass, unit)
+            if trains(weak(), unit):
+                ensure_backward(weak())
+                weak().pre_backward(of_pass, unit)
 
         for node in nodes_of(tensors_of(output)):
             if node not in given:
@@ -79,6 +80,13 @@ def watch_module(stage, unit: Unit) -> None:
         if own and module is not unit.module and own <= of_unit:
             module.register_forward_hook(watch)
     unit.module.register_forward_hook(after, always_call=True)
+
+
+def trains(stage, unit: Unit) -> bool:
+    """Is what autograd runs a backward of the stage? Below stage 3 torch.autograd.grad() for an input, which brings no parameter a gradient
+    although the unit has some to bring, is this rank's own affair: the others may not ask for it."""
+    return (stage.backward is not None or stage.shards_parameters or not any(param.requires_grad for param in unit.params.values())
+            or any(will_run(node) for flat in stage.flats for node in flat.accumulators.values()))
 
 
 def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator:

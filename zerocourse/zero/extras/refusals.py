@@ -95,9 +95,12 @@ class Refusals(Extra):
         refuse_habits(stage.model, stage.shards_parameters)
 
     def before_backward(self) -> None:
-        self.before_reshard(None)
+        self.check_no_graph()
 
     def before_reshard(self, flat) -> None:
+        self.check_no_graph()
+
+    def check_no_graph(self) -> None:
         if self.frees_parameters and current_backward() != -1 and torch.is_grad_enabled():
             raise BadInput("a backward with create_graph=True at stage 3 would free the parameters that a backward through it "
                            "needs: use stage 2 for a gradient penalty")
