@@ -24,12 +24,12 @@ def choice(plan: Plan) -> str:
     return (f"Take {way.arrangement} on {ranks_of(way)}{way.mesh and f' ({way.mesh})'} with micro-batch {way.micro_batch}{several}, in {way.dtype}, "
             f"{'with' if way.recompute else 'without'} recomputation: the peak is {gb(best.peak_bytes)} of the card's "
             f"{gb(card)}, a step of {best.tokens:,} tokens takes {best.step_seconds:.3g} s, and a card does "
-            f"{best.tokens_per_card:,.0f} tokens a second ({best.source}). The reason: {because(plan)}.{in_all(plan, best)}")
+            f"{best.tokens_per_card:,.0f} tokens a second ({best.source}). The reason: {because(plan)}.{in_all(plan)}")
 
 
-def in_all(plan: Plan, best: Evaluation) -> str:
+def in_all(plan: Plan) -> str:
     """Where no batch is given, and more cards do more together: what does most."""
-    most = max(plan.ranking, key=lambda each: each.tokens_per_second)
+    best, most = plan.ranking[0], max(plan.ranking, key=lambda each: each.tokens_per_second)
     if plan.question.batch is not None or most.candidate.ranks == best.candidate.ranks:
         return ""
     return (f" That is the best for each card, as no --batch is given. Most in all is done by {most.candidate}: "
