@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from typing import cast
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from ...zero.extras.refusals import on_meta
 from ...zero.whole.consolidate import state_dict
 from ...zero.whole.generation import generating
 from .. import engine as engines
+from ..checkpoint.saving import stage_of
 from ..engine import Engine
 from ..pipeline_engine import PipelineEngine
 from .deferred_parameters import deferred
@@ -49,9 +51,9 @@ def write_alone(model: nn.Module) -> None:
     collective, own, here = model.save_pretrained, type(model).save_pretrained, weakref.ref(model)
 
     def save_pretrained(folder, *args, **kwargs):
-        sharded = here()
+        sharded = cast(nn.Module, here())
         if kwargs.get("state_dict") is None:
-            stage = sharded.zero
+            stage = stage_of(sharded)
             if stage.shards_parameters or stage.groups.experts is not None or stage.offload is not None and stage.offload.delays:
                 return collective(folder, *args, **kwargs)
             kwargs["state_dict"] = state_dict(sharded)

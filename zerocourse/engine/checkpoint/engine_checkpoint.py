@@ -12,6 +12,8 @@ from .saving import finish_earlier, save_checkpoint
 class EngineCheckpoints:
     """What an engine has of checkpoints. Its attributes are the engine's."""
 
+    _window: int
+
     def save_checkpoint(self, save_dir: str | Path, tag: str | None = None, client_state: dict | None = None,
                         save_latest: bool = True, exclude_frozen_parameters: bool = False, *,
                         asynchronous: bool = False) -> bool:
