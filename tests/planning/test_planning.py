@@ -130,7 +130,7 @@ def test_more_memory_never_makes_the_answer_slower(memory, more, batch):
 @settings(max_examples=40, deadline=None)
 def test_more_to_choose_from_never_makes_the_answer_slower(memory, most, ranks):
     few = on(TINY, memory, most_micro_batch=most, ranks=tuple(sorted(ranks)))
-    for more in ({"most_micro_batch": 2 * most}, {"ranks": (1, 2, 3, 4, 8)}, {"halves": (True, False)}):
+    for more in ({"most_micro_batch": 2 * most}, {"ranks": (1, 2, 3, 4, 8)}, {"dtypes": ("bf16", "fp32")}):
         never_slower(few, evaluate(few)[0], evaluate(replace(few, **more))[0])
 
 
@@ -145,7 +145,7 @@ def never_slower(question, few, many):
 @settings(max_examples=30, deadline=None)
 def test_what_is_pruned_is_nothing_that_fits(memory, host, batch):
     """All candidates one by one, and the choice among those that fit."""
-    question = replace(TINY, batch=batch, budgets={"device": memory, "host": host, "disk": 0}, halves=(True, False))
+    question = replace(TINY, batch=batch, budgets={"device": memory, "host": host, "disk": 0}, dtypes=("bf16", "fp32"))
     every = [computed(question, each) for each in candidates(question)]
     fitting, refused, count = evaluate(question)
     assert count == len(every) and not any(each.fits for each in refused)

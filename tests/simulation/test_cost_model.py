@@ -149,7 +149,7 @@ def test_a_cluster_of_ones_own(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("values, sentence", (
-    ([], "is []: it must be a JSON object with cards, machine, network, sources"),
+    ([], "is []: it must be a JSON object with cards, half, machine, network, sources"),
     (OWN | {"machine": None}, "machine is missing: it must be a JSON object with efficiency, flops, memory"),
     (OWN | {"card": 4}, "has a key 'card', which nothing reads: did you mean cards?"),
     (OWN | {"cards": 2.5}, "cards is 2.5: it must be how many ranks"),

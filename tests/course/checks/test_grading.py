@@ -68,7 +68,7 @@ def test_the_command_grades_the_folder_it_is_in(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert main(["check", "1.2", "1.1"]) == 1
     out = capsys.readouterr().out
-    assert "○ 1.1 not done: not done yet: `count_params` is still a blank" in out and out.endswith("0 of 2 passed\n")
+    assert "○ 1.1 not done: not done yet: `count_params` is still a blank" in out and out.endswith("0 of 2 passed, in exercises\n")
 
 
 def test_only_answer_cells_run(notebook):

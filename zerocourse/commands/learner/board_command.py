@@ -1,6 +1,7 @@
 """The exercises that ask to beat a number: the reader's best beside ours, and a bound that no answer can pass.
 
-  zerocourse board                           in the folder that `zerocourse course` made, or below it, or beside learning/
+  zerocourse board                           in the folder that `zerocourse course`
+                                             or `make lab` made, or below it
   zerocourse board my-course
   zerocourse board --folder submitted        the best of a class
 

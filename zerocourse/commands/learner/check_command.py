@@ -1,6 +1,7 @@
 """Grades the answers to exercises: those in exercises/ here, in one notebook, or in a whole class's notebooks.
 
-  zerocourse check                  every notebook in exercises/, or in learning/exercises/ where `make lab` has made it
+  zerocourse check                  every notebook in exercises/, or in those
+                                    that `make lab` made in learning/
   zerocourse check 1.1 1.2          these answers there
   zerocourse check --answers my/01_memory_math.ipynb
   zerocourse check --folder submitted --csv grades.csv --report report

@@ -1,6 +1,7 @@
 """What a learner has done: chapters, exercises by kind, and how predictions compare with what was measured.
 
-  zerocourse progress                        in the folder that `zerocourse course` made, or below it, or beside learning/
+  zerocourse progress                        in the folder that `zerocourse course`
+                                             or `make lab` made, or below it
   zerocourse progress my-course
   zerocourse progress --picture calibration.svg
 
