@@ -35,6 +35,8 @@ def attach(stage) -> None:
 def watch_module(stage, unit: Unit) -> None:
     """Call the stage before and after the unit's forward, and when the gradient of one of its outputs comes."""
     of_unit, weak = set(unit.params.values()), weakref.ref(stage)
+    # What the root has is gathered throughout, so only what the model itself leaves behind matters there.
+    attributes = [vars(module) for module in ([unit.module] if unit is stage.root else unit.module.modules())]
     given: set = set()  # nodes of its inputs: it may return them as they came, and they are no work of its own
 
     @eager
@@ -66,7 +68,7 @@ def watch_module(stage, unit: Unit) -> None:
     def after(module: nn.Module, args, output):
         failed = output is None and sys.exc_info()[0] is not None
         if not failed and torch.is_grad_enabled():
-            found = [*tensors_of(output), *left_at(unit, is_root=unit is stage.root)]
+            found = [*tensors_of(output), *left_in(attributes)]
             watch(module, args, found)
             if not found and (unit is stage.root or next(module.parameters(recurse=False), None) is not None):
                 unit.stays_with_root = True  # no tensor to hook, so nobody knows when its backward comes
@@ -97,11 +99,10 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> Iterator:
                 yield each.grad_fn
 
 
-def left_at(unit: Unit, is_root: bool) -> Iterator[torch.Tensor]:
-    """Tensors that this forward has left as attributes of the unit's modules, such as a penalty. What the root has is gathered
-    throughout, so only those of the model itself matter there."""
-    for module in [unit.module] if is_root else unit.module.modules():
-        for value in vars(module).values():
+def left_in(attributes: Iterable[dict]) -> Iterator[torch.Tensor]:
+    """Tensors that this forward has left among these attributes of modules, such as a penalty."""
+    for of_module in attributes:
+        for value in of_module.values():
             if isinstance(value, torch.Tensor) and value.grad_fn is not None and not hasattr(value, LEFT):
                 setattr(value, LEFT, True)  # what stays there is not hooked again by the next forward
                 yield value
