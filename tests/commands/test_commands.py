@@ -51,7 +51,7 @@ BAD = [  # (the words of the command line, what the sentence has)
     ("memory --params 7e9 --card A100", "--card: 'A100' is not a size in bytes such as 24GiB"),
     ("memory --params 7e9 --card -24GiB", "--card is -24GiB: it must be at least 1B"),
     ("memory --params 7e9 --accumulation 0", "--accumulation is 0: it must be"),
-    ("memory --params 7e9 --convention 17", "invalid choice: '17'"),
+    ("memory --params 7e9 --convention 17", "--convention cannot be '17': there are 16, 18, 20, fp32"),
     ("memory --params 7e9 --seq 5", "--seq would change nothing without --model"),
     ("memory --model gpt2 --seq 0", "--seq is 0: it must be"),
     ("memory --model=", "There is no model ''"),
@@ -69,7 +69,7 @@ BAD = [  # (the words of the command line, what the sentence has)
     ("plan --model gpt2 --cluster 8xA100 --price -1", "--price is '-1': it must be a positive number of any currency"),
     ("plan --model gpt2 --cluster 8xA100 --card 80", "--card: '80' is not a size in bytes"),
     ("plan --model gpt2 --cluster 8xA100 --disk 1TB --host 1TB", "a disk is given without its rate"),
-    ("plan --model gpt2 --cluster 8xA100 --dtype fp8", "invalid choice: 'fp8'"),
+    ("plan --model gpt2 --cluster 8xA100 --dtype fp8", "--dtype cannot be 'fp8': there are bf16, fp16, fp32"),
     ("tour --steps 2", "--steps is 2: it must be an integer of at least 3"),
     ("tour --steps 1000000", "the standard library has text for"),
     ("tour --data no/such/file", "There is no no/such/file"),
@@ -137,7 +137,7 @@ BAD = [  # (the words of the command line, what the sentence has)
     ("list 77", "chapter 77 has no exercises"),
     ("list -5", "chapter is -5: it must be an integer of at least 0"),
     ("list five", "chapter is 'five': it must be an integer of at least 0"),
-    ("lst", "invalid choice: 'lst' (choose from"),
+    ("lst", "there is no command 'lst': did you mean list?"),
 ]
 
 

@@ -43,13 +43,20 @@ class Checked(argparse.Action):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose complaint is one sentence, names a mistyped option's neighbour, and reads -7e9 as a number."""
+    """A parser whose complaint is one sentence, names the neighbour of a mistyped word, and reads -7e9 as a number."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, allow_abbrev=False, **kwargs)  # --rank would mean --ranks until there is a --rank-map
 
     def error(self, message: str):
         self.exit(2, f"{self.prog}: {message}\n")
+
+    def _check_value(self, action, value):
+        """argparse calls this for a word out of `choices`, the command among them."""
+        if action.choices is not None and value not in action.choices:
+            name = "/".join(action.option_strings)
+            what = f"{name} cannot be {value!r}" if name else f"there is no {(action.metavar or action.dest).lower()} {value!r}"
+            self.error(f"{what}: {nearest(str(value), map(str, action.choices))}")
 
     def parse_known_args(self, args=None, namespace=None):
         """argparse calls this for a command's own arguments; the words before the command are not looked at."""
@@ -83,8 +90,15 @@ class CommandParser(argparse.ArgumentParser):
 def unknown_option(name: str, known: Iterable[str]) -> str:
     """One sentence with the nearest option, or with all of them."""
     known = [each for each in known if each.startswith("--")]
-    near = difflib.get_close_matches(f"--{name.lstrip('-')}", known, n=1)
-    return f"there is no option {name}: " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
+    meant = "--" + name.lstrip("-")
+    return f"there is no option {name}: {nearest(meant, known)}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a word that is not known: the one that was meant, or all there are."""
+    known = list(known)
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
 def refuse_ignored(given: Collection[str], options: Iterable[str], when: str) -> None:

@@ -181,7 +181,7 @@ def test_a_blank_is_not_done_and_says_which():
         return blank(params, stage, ranks)
 
     assert check("1.2", uses_the_blank) == \
-        Verdict("1.2", "not done", "not done yet: `blank` is still a blank", code="not done")
+        Verdict("1.2", "not done", "`blank` is still a blank", code="not done")
 
 
 def test_an_error_of_torch_is_no_blank():

@@ -62,7 +62,7 @@ def test_calling_the_packages_own_does_not_pass(name):
 def test_a_blank_is_not_done_yet(name):
     exercise = exercise_of(name)
     verdict = check(exercise.id, *answers_to(exercise, EXERCISES))
-    assert verdict.status == "not done" and "not done yet" in verdict.message, verdict
+    assert verdict.status == "not done" and "is still a blank" in verdict.message, verdict
 
 
 @EVERY_EXERCISE

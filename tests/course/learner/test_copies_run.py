@@ -70,7 +70,7 @@ def cell(source: str, said: str = "", **more):
     (cell('step = yours_or_ours("05.w1", f)', "goes on with your"), "does not go on with ours"),
     (new_code_cell("1 / 0", execution_count=1, outputs=[new_output("error", ename="ZeroDivisionError", evalue="no")]), "ended with Zero")])
 def test_a_fault_of_a_run_is_noticed(broken, fault):
-    sound = [cell("1 + 1"), cell('check("5.1", f)', "not done yet"), cell('yours_or_ours("05.w1", f)', "with **ours**")]
+    sound = [cell("1 + 1"), cell('check("5.1", f)', "f is still a blank"), cell('yours_or_ours("05.w1", f)', "with **ours**")]
     assert list(faults_of_a_run(new_notebook(cells=sound))) == []
     found = list(faults_of_a_run(new_notebook(cells=[*sound, broken])))
     assert len(found) == 1 and fault in found[0], found

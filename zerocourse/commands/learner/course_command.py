@@ -43,7 +43,7 @@ def lines(done: Handout) -> list[str]:
     """What to say of it. One file is named; of many, how many there are."""
     chapters, sets = (sum(name.startswith(f"{folder}/") for name in done.written) for folder in FOLDERS)
     said = [f"{chapters} chapters and {sets} sets of exercises are new in {done.folder}"] if done.written else []
-    said += [f"{name} is renewed" for name in done.renewed]
+    said += [f"{name} is renewed" for name in done.renewed if name not in done.set_aside]
     said += [f"{name} is no longer a part of the course, and is removed" for name in done.removed]
     said += [f"{name} is yours and stays; the newer version is beside it, {Path(beside).name}" for name, beside in done.kept.items()]
     said += [f"{name} is given back; yours is beside it, {Path(mine).name}" for name, mine in done.set_aside.items()]

@@ -103,7 +103,7 @@ def _failure(answers: list[Answer], raised: BaseException) -> tuple[str, str]:
     error = next((answer.error for answer in answers if answer.error), raised)
     if blank := blank_of(error):
         name = answers[0].__name__ if answers and blank == "__init__" else blank
-        return NOT_DONE, f"not done yet: `{name}` is still a blank"
+        return NOT_DONE, f"`{name}` is still a blank"
     if isinstance(raised, Wrong):
         return raised.code, str(raised)
     if isinstance(error, CollectiveError):

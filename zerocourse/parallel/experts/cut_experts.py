@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...comm import Comm
 from ...errors import BadInput
-from .routing import by_expert, weighed_sum
+from .routing import by_expert, weighted_sum
 from .token_exchange import announce, back_home, to_experts
 
 
@@ -96,6 +96,6 @@ def exchanging(forward: Callable[[Tensor, Tensor, Tensor], Tensor], name: str, e
         coming = announce(pairs.counts_E, comm, name, experts_Nk.numel())
         rows_AC = to_experts(x_NC[pairs.tokens(experts_Nk.shape[1])], coming.trip, comm, name)
         made_AC = forward(rows_AC, coming.local_A[:, None], rows_AC.new_ones(len(rows_AC), 1))
-        return weighed_sum(back_home(made_AC, coming.trip, comm, name), pairs, weights_Nk)
+        return weighted_sum(back_home(made_AC, coming.trip, comm, name), pairs, weights_Nk)
 
     return run

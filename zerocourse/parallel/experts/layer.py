@@ -11,7 +11,7 @@ from ...autograd.graph import current_backward
 from ...errors import BadInput
 from ...formulas.models.mixture_shape import MixtureShape
 from ...models.llama import Llama
-from .routing import Routing, by_expert, numbers_of, route, weighed_sum
+from .routing import Routing, by_expert, numbers_of, route, weighted_sum
 
 
 class Experts(nn.Module):
@@ -29,7 +29,7 @@ class Experts(nn.Module):
         rows_PC = x_NC[pairs.tokens(experts_Nk.shape[1])]
         of_experts = rows_PC.split(numbers_of(pairs.counts_E, len(rows_PC)))
         made = [self.one(*each) for each in zip(of_experts, *self.parameters(), strict=True)]
-        return weighed_sum(torch.cat(made), pairs, weights_Nk)
+        return weighted_sum(torch.cat(made), pairs, weights_Nk)
 
     @staticmethod
     def one(rows: Tensor, up: Tensor, down: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def numbers_of(counts: Tensor, total: int) -> list[int]:
     return [even + (number < more) for number in range(len(counts))]
 
 
-def weighed_sum(rows_PC: Tensor, pairs: Sorted, weights_Nk: Tensor) -> Tensor:
+def weighted_sum(rows_PC: Tensor, pairs: Sorted, weights_Nk: Tensor) -> Tensor:
     """What the experts made of the pairs, in the order of experts, as one row (N, C) a token: the sum over its k experts."""
     at_home_PC = torch.empty_like(rows_PC).index_copy(0, pairs.order_P, rows_PC)
     return (at_home_PC.view(*weights_Nk.shape, rows_PC.shape[1]) * weights_Nk[..., None].to(rows_PC.dtype)).sum(1)

@@ -8,17 +8,17 @@ from .claim import Evidence, judges
 
 def prefetch() -> Evidence:
     trial, gain = recorded_trial(), 0.23
-    return {"claimed_gain": gain, "best_gain_at_M_over_C": {ratio: speedup_bound(1, ratio) - 1
+    return {"claimed_gain": gain, "best_gain_at_communication_over_computing": {ratio: speedup_bound(1, ratio) - 1
                                                             for ratio in (0.05, gain, 1, 1 / gain, 20)},
             "low_ratio": gain, "high_ratio": 1 / gain,
             "largest_gain_of_all": max(speedup_bound(1, 10 ** (power / 100)) - 1 for power in range(-200, 201)),
-            "measured_M_over_C": trial["communication"] / trial["compute"], "measured_gain": trial["speedup"] - 1}
+            "measured_communication_over_computing": trial["communication"] / trial["compute"], "measured_gain": trial["speedup"] - 1}
 
 
 @judges("prefetch: 23 %", prefetch)
 def can_be(e):
     """At the best ratio, and at each."""
-    return [e["claimed_gain"] <= e["largest_gain_of_all"], e["claimed_gain"] <= min(e["best_gain_at_M_over_C"].values())]
+    return [e["claimed_gain"] <= e["largest_gain_of_all"], e["claimed_gain"] <= min(e["best_gain_at_communication_over_computing"].values())]
 
 
 def elastic() -> Evidence:

@@ -54,7 +54,7 @@ def balances(ranks: int) -> dict[str, Balance]:
 def modulo() -> Evidence:
     xl = balances(2)["round_robin"]
     owner = owners("round_robin", xl.shapes, 2)
-    return {"sent_by_rank": {rank: sent_under("round_robin", rank, 2) for rank in (0, 1)},
+    return {"sent_by_rank_in_Ψ": {rank: sent_under("round_robin", rank, 2) for rank in (0, 1)},
             "sent_with_flat_slices": {rank: sent_under(None, rank, 2) for rank in (0, 1)},
             "imbalance": {ranks: balances(ranks)["round_robin"].imbalance for ranks in (2, 8)},
             "matrices_on_each_rank": [sum(len(shape) > 1 and owner[name] == rank for name, shape in xl.shapes.items())
@@ -65,4 +65,4 @@ def modulo() -> Evidence:
 @judges("param_id % N", modulo)
 def silent(e):
     """To know the map, and to train with it."""
-    return [True, not any(e["sent_by_rank"].values())]
+    return [True, not any(e["sent_by_rank_in_Ψ"].values())]

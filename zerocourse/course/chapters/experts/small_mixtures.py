@@ -9,7 +9,7 @@ from ....comm import Comm
 from ....data.text import load_text
 from ....models.gpt2 import GPT, build_model
 from ....parallel.experts import MixtureOfExperts, balance_loss, cut_experts, expert_parallel, layer
-from ....parallel.experts.routing import Routing, Sorted, route, weighed_sum
+from ....parallel.experts.routing import Routing, Sorted, route, weighted_sum
 
 EXPERTS, K, TOKENS, ROWS, STEPS, BALANCE = 8, 2, 32, 16, 40, 0.01
 MISTAKES = {
@@ -49,8 +49,8 @@ def expert_params(model: nn.Module) -> list[nn.Parameter]:
 
 
 def late_by_one(rows: torch.Tensor, pairs: Sorted, weights: torch.Tensor) -> torch.Tensor:
-    """As `weighed_sum`, but each row goes to the pair before its own."""
-    return weighed_sum(rows, pairs._replace(order_P=pairs.order_P.roll(1)), weights)
+    """As `weighted_sum`, but each row goes to the pair before its own."""
+    return weighted_sum(rows, pairs._replace(order_P=pairs.order_P.roll(1)), weights)
 
 
 def detached_route(logits: torch.Tensor, k: int) -> Routing:
@@ -72,7 +72,7 @@ def trained(mistake: str = "right", steps: int = STEPS, balance: float = BALANCE
     seen: dict[str, list] = {"loss": [], "experts": [], "others": [], "busy": []}
     for step in range(steps):
         x, y = (each.chunk(comm.world_size)[comm.rank] for each in samples(step))
-        with (patch.object(cut_experts, "weighed_sum", late_by_one if mistake == "out of order" else weighed_sum),
+        with (patch.object(cut_experts, "weighted_sum", late_by_one if mistake == "out of order" else weighted_sum),
               patch.object(layer, "route", detached_route if mistake == "detached" else route)):
             loss = model(x, y)
         extra = sum(balance_loss(each.routing, None if mistake == "own counts" else comm) for each in mixtures(model))

@@ -78,7 +78,7 @@ def gpt_fast() -> list[PublishedRate]:
 
 
 def by_model(rates: Sequence[PublishedRate]) -> list[dict[str, str]]:
-    """A row for each model and a column for each way, as `show.table` takes them: the rate, and its share of the bound."""
-    said = {(each.model, each.way): f"{each.rate} ({each.share:.0%})" for each in rates}
+    """A row for each model and a column for each way, as `show.table` takes them: the rate, its share of the bound, and whether a disk was read."""
+    said = {(each.model, each.way): f"{each.rate} ({each.share:.0%}{', disk' * (each.bandwidth == DISK)})" for each in rates}
     models, ways = (dict.fromkeys(each[place] for each in rates) for place in (0, 1))
     return [{"": model} | {way: said[model, way] for way in ways} for model in models]

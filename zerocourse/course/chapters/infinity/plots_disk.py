@@ -40,9 +40,9 @@ def efficiency_curves(intensities: Mapping[str, float], peak: float, marked: Map
     for (name, intensity), (colour, _, dashes) in zip(intensities.items(), STYLES, strict=False):
         reached = [100 * efficiency(intensity, each, peak) for each in bandwidths]
         axes.semilogx([each / 1e9 for each in bandwidths], reached, color=colour, linestyle=dashes, label=name)
-    for name, bandwidth in marked.items():
+    for number, (name, bandwidth) in enumerate(marked.items()):
         axes.axvline(bandwidth / 1e9, color="#767676", linewidth=0.8)
-        axes.annotate(name, (bandwidth / 1e9, 101), fontsize=8, ha="center", va="bottom", annotation_clip=False)
+        axes.annotate(name, (bandwidth / 1e9, 101 + 7 * (number % 2)), fontsize=8, ha="center", va="bottom", annotation_clip=False)
         said.append(f"at {name} " + ", ".join(f"{100 * efficiency(intensity, bandwidth, peak):.0f} % for {kind}"
                                               for kind, intensity in intensities.items()))
     axes.set(xlabel="bandwidth, GB/s for each GPU", ylabel="efficiency, %", ylim=(0, 100))

@@ -21,16 +21,18 @@ MOVING = {"read": "is read", "step": "is updated", "write": "is written"}
 def buffers_film(events: Sequence[Mapping], blocks: int, buffers: int) -> Film:
     """Blocks on their way from the disk through the host's buffers and back, at the middle of each update.
 
-    events: "verb" (read, step or write), "start", "end", in seconds, in the order in which they began.
+    events: "verb" (read, step or write), "unit" (such as "blocks.7"), "start", "end", in seconds, in the order in which they began.
     """
     times = {verb: [(each["start"], each["end"]) for each in events if each["verb"] == verb] for verb in MOVING}
-    moments = [(start + end) / 2 for start, end in times["step"]]
+    names = [each["unit"].rpartition(".")[2] for each in events if each["verb"] == "step"]
     frames = []
-    for number, moment in enumerate(moments):
+    for name, (start, end) in zip(names, times["step"], strict=True):
+        moment = (start + end) / 2
         states = [state_of(block, moment, times) for block in range(blocks)]
         held = [block for block, state in enumerate(states) if state not in ("old", "new")]
-        said = "; ".join(f"block {block} {MOVING.get(states[block], 'waits')}" for block in held)
-        frames.append(Frame(buffers_frame(states, buffers), f"{said}. {len(held)} of {buffers} buffers are in use.", f"Update {number}"))
+        said = "; ".join(f"block {names[block]} {MOVING.get(states[block], 'waits')}" for block in held)
+        frames.append(Frame(buffers_frame(states, names, buffers), f"{said}. {len(held)} of {buffers} buffers are in use.",
+                            f"The update of block {name}"))
     words = f"{blocks} blocks pass through {buffers} staging buffers of the host: each is read from the disk, updated, and written back."
     return Film("Through the staging buffers", frames, words, 1.6)
 
@@ -46,25 +48,25 @@ def state_of(block: int, moment: float, times: Mapping[str, Sequence[tuple[float
     return "new" if moment > times["write"][block][1] else "wait"
 
 
-def buffers_frame(states: Sequence[str], buffers: int) -> svg.Drawing:
+def buffers_frame(states: Sequence[str], names: Sequence[str], buffers: int) -> svg.Drawing:
     drawing = svg.Drawing(svg.WIDTH, DISK_Y + BOX + 30)
-    drawing.text(0, HOST_Y - 14, "host", bold=True)
-    drawing.text(0, DISK_Y - 14, "disk", bold=True)
+    drawing.text((BOX + GAP) * buffers, HOST_Y + BOX / 2 + 5, "host", bold=True)
+    drawing.text((BOX + GAP) * len(states), DISK_Y + BOX / 2 + 5, "disk", bold=True)
     for slot in range(buffers):
         drawing.rect((BOX + GAP) * slot, HOST_Y, BOX, BOX, fill="white", dashed=True)
     for block, state in enumerate(states):
         x = (BOX + GAP) * block
         drawing.rect(x, DISK_Y, BOX, BOX, "optimizer" if state == "new" else "padding" if state == "old" else None,
-                     str(block), fill="white", dashed=state not in ("old", "new"), data={"block": block, "state": state})
+                     names[block], fill="white", dashed=state not in ("old", "new"), data={"block": block, "state": state})
         if state in ("old", "new"):
             continue
         slot = (BOX + GAP) * (block % buffers)
-        drawing.rect(slot, HOST_Y, BOX, BOX, "optimizer" if state == "step" else "in flight" if state in MOVING else "padding", str(block))
+        drawing.rect(slot, HOST_Y, BOX, BOX, "optimizer" if state == "step" else "in flight" if state in MOVING else "padding", names[block])
         if state in ("read", "write"):
             ends = (x + BOX / 2, DISK_Y - 4), (slot + BOX / 2, HOST_Y + BOX + 4)
             start, stop = ends if state == "read" else ends[::-1]
             drawing.arrow(*start, *stop)
-    drawing.text(0, DISK_Y + BOX + 20, "grey: old states, or waiting; green: updated; hatched: moving", size=13, color=FAINT)
+    drawing.text(0, DISK_Y + BOX + 20, "grey: old states, or waiting; striped: moving; green: being updated, or new", size=13, color=FAINT)
     return drawing
 
 
@@ -74,7 +76,7 @@ def links_picture(ways: Mapping[str, Sequence[Mapping[int, int]]], ranks: int) -
     longest = max(sum(max(layer.values()) for layer in layers) for layers in ways.values())
     left, row, said = 84.0, 22.0, []
     scale = (svg.WIDTH - left) / longest
-    drawing = svg.Drawing(svg.WIDTH, len(ways) * (row * ranks + 52))
+    drawing = svg.Drawing(svg.WIDTH, len(ways) * (row * ranks + 52) + 10)
     for panel, (name, layers) in enumerate(ways.items()):
         top, x = panel * (row * ranks + 52) + 26, left
         drawing.text(0, top - 9, name, bold=True)
@@ -89,6 +91,7 @@ def links_picture(ways: Mapping[str, Sequence[Mapping[int, int]]], ranks: int) -
             x += max(layer.values()) * scale
         took = sum(max(layer.values()) for layer in layers) / unit
         said.append(f"{name}: {len(layers)} layers take {took:g} times as long as one whole layer over one link")
+    drawing.text(svg.WIDTH, drawing.height - 6, "time, to the right; the numbers are those of the layers", size=13, color=FAINT, anchor="end")
     words = "Which link carries which layer, over time. " + "; ".join(said) + "."
     return Shown(words, svg=svg.still(drawing, "Which links work", words))
 

@@ -81,7 +81,7 @@ def ring_frame(orders: Mapping[str, Sequence[Sequence[RingStep]]], step: int) ->
         triangle(drawing, ranks, step, left)
         y = TOP + GRID + 26
         drawing.text(left, y, "the step's work", size=12, color=FAINT)
-        drawing.text(left + 196, y, "softmax weights seen", size=12, color=FAINT)
+        drawing.text(left + 196, y, "weights seen", size=12, color=FAINT)
         most = max(of_rank[at].work for at in range(count) for of_rank in ranks)
         longest = max(of_rank[step].work for of_rank in ranks)
         for rank, of_rank in enumerate(ranks):

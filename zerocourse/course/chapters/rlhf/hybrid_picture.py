@@ -25,7 +25,7 @@ def whole_units(ways: Mapping[str, Written]) -> Shown:
         drawing.text(0, top + 16, way, bold=True)
         drawing.text(0, top + 37, said(ways[way]), size=14)
         top = draw_lanes(drawing, lanes, top + TITLE, scale, len(used(ways[way]))) + BELOW
-    legend_of(drawing, top, [lane for lanes in panels.values() for lane in lanes])
+    legend_of(drawing, top, [lane for lanes in panels.values() for lane in lanes], {"all_gather": "whole on this rank"})
     words = " ".join(f"{way}: {said(seen)}." for way, seen in ways.items())
     return Shown(words, svg=svg.still(drawing, "Which units are whole on a rank, in a training step and while it writes", words))
 

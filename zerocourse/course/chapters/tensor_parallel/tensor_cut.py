@@ -13,6 +13,7 @@ from ...show.pictures import svg
 
 LONGEST, HEAD, ARROW, CIRCLE, GAP = 224, 44, 26, 15, 10  # units: the longest side of a weight, the words above it, an
 # arrow, the radius of f and g, and the space around an arrow's words
+BESIDE = 8  # units between a weight and the names of its parts
 FILLS = (("#cfe6f5", INK), ("#0072b2", "white"), ("#fbf5b5", INK), ("#6f6f6f", "white"))  # of ranks 0 to 3: box, words
 
 
@@ -83,7 +84,8 @@ def one_weight(drawing: svg.Drawing, weight: CutWeight, x: float, middle: float,
     left, top = x + (wide - inputs) / 2, middle - out / 2
     drawing.text(x + wide / 2, 16, layer, bold=True, anchor="middle")
     drawing.text(x + wide / 2, 34, sizes(weight), size=13, anchor="middle")
-    names = parts if len(weight.cut.by_rank[0]) == len(parts) else [""] * len(weight.cut.by_rank[0])
+    apart = len(weight.cut.by_rank[0]) == len(parts)
+    names = parts if apart else [""] * len(weight.cut.by_rank[0])
     for rank, ranges in enumerate(weight.cut.by_rank):
         fill, ink = FILLS[rank % len(FILLS)]
         for part, rows in zip(names, ranges, strict=True):
@@ -92,7 +94,19 @@ def one_weight(drawing: svg.Drawing, weight: CutWeight, x: float, middle: float,
             data = {"name": weight.name, "rank": rank, "start": rows.start, "stop": rows.stop}
             drawing.rect(*box, fill=fill, data=data)
             label(drawing, box, f"{part}, " if part else "", rank, ink)
+    if parts and not apart:
+        wide = max(wide, wide / 2 + inputs / 2 + BESIDE) + part_names(drawing, parts, left + inputs, top, out)
     return x + wide
+
+
+def part_names(drawing: svg.Drawing, parts: Sequence[str], x: float, top: float, long: float) -> float:
+    """Where the parts of a weight end, and their names beside it. Returns how much room they take."""
+    for number, part in enumerate(parts):
+        begin = top + long * number / len(parts)
+        if number:
+            drawing.line(x, begin, x + BESIDE, begin)
+        drawing.text(x + BESIDE, begin + long / len(parts) / 2 + 5, part, size=13)
+    return max(svg.words_width(part, 13) for part in parts)
 
 
 def sizes(weight: CutWeight) -> str:

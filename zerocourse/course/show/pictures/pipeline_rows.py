@@ -13,6 +13,7 @@ TITLE, BELOW = 30, 24  # units: above a schedule, below it
 SMALL = 40  # of a fraction that is written as one
 KINDS = {"F": "forward", "B": "backward", "I": "inputs", "W": "weights"}
 NAMES = {"forward": "F, forward", "backward": "B, backward", "inputs": "I, gradient of the input", "weights": "W, gradients of weights"}
+BOTH = {"backward": "B, backward; I, gradient of the input alone", "inputs": ""}  # of one colour
 
 
 def pipeline_rows(timings: Mapping[str, Timing]) -> Shown:
@@ -26,7 +27,7 @@ def pipeline_rows(timings: Mapping[str, Timing]) -> Shown:
     if not timings or not all(timing.spans for timing in timings.values()):
         raise BadInput("timings is empty, or has a schedule without actions: there is nothing to draw")
     scale = (svg.WIDTH - LEFT - 2) / float(max(timing.makespan for timing in timings.values()))
-    drawing = svg.Drawing(svg.WIDTH, sum(TITLE + timing.plan.ranks * (ROW + GAP) + BELOW for timing in timings.values()) + 30)
+    drawing = svg.Drawing(svg.WIDTH, sum(TITLE + timing.plan.ranks * (ROW + GAP) + BELOW for timing in timings.values()) + 54)
     top, drawn = 0.0, []
     for name, timing in timings.items():
         drawing.text(0, top + 18, name, bold=True)
@@ -40,7 +41,13 @@ def pipeline_rows(timings: Mapping[str, Timing]) -> Shown:
                     x = LEFT + float(span.start) * scale
                     drawing.line(x, y - 2, x, y + ROW + 2, width=3)
         top, drawn = below + BELOW, [*drawn, *lanes]
-    legend_of(drawing, top, drawn, NAMES)
+    blocks = [block for lane in drawn for block in lane.blocks]
+    both = {"backward", "inputs"} <= {block.kind for block in blocks}
+    below = legend_of(drawing, top, drawn, NAMES | BOTH if both else NAMES)
+    if any(block.bars for block in blocks):
+        drawing.text(0, below + 13, "underlined: a rank's second stage, twice: its third", size=14)
+        below += 24
+    drawing.height = below
     words = " ".join(f"{name}: {described(timing)}." for name, timing in timings.items())
     return Shown(words, svg=svg.still(drawing, "Who computes what, and when", words))
 

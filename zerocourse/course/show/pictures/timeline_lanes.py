@@ -109,12 +109,14 @@ def draw_block(drawing: svg.Drawing, block: LaneBlock, x: float, y: float, wide:
 
 
 def legend_of(drawing: svg.Drawing, y: float, lanes: Iterable[Lane], names: Mapping[str, str] | None = None) -> float:
-    """What the kinds of these lanes mean, where the lane itself does not say it. names: other words, by kind. Returns y below.
+    """What the kinds of these lanes mean, where the lane itself does not say it. names: other words, by kind, or "" for no entry.
+    Returns y below.
 
     Raises BadInput where it would have more than five entries.
     """
     there = {block.kind for lane in lanes for block in lane.blocks}
-    entries = {kind: (names or {}).get(kind, look.words) for kind, look in LOOKS.items() if kind in there and look.words}
+    said = {kind: (names or {}).get(kind, look.words) for kind, look in LOOKS.items() if kind in there}
+    entries = {kind: words for kind, words in said.items() if words}
     if len(entries) > MOST:
         raise BadInput(f"the legend would have {len(entries)} entries ({', '.join(entries.values())}): {MOST} is the most; name the lanes")
     at = 0.0

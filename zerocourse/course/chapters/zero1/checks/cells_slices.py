@@ -91,7 +91,7 @@ def step_of(parameters, gradients, own, speed, gather, *, gathers=lambda gather,
 # 05.w2 ----------------------------------------------------------------------------------------------------------------
 
 def saved_percent(ranks, parameter, gradient, optimizer):
-    """How many percent of a rank's model states stage 1 saves.
+    """What percentage of a rank's model states stage 1 saves.
 
     It is compared with data parallel training.
 
