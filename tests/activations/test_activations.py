@@ -90,6 +90,24 @@ def test_dropout_draws_the_same_masks_again(context):
         assert not torch.equal(through_blocks(other)[1], right)
 
 
+@pytest.mark.parametrize("options", [{}, {"packing": Int8()}], ids=["plain", "int8"])
+def test_a_block_computes_again_for_each_backward(options):
+    net, x = model(dropout=0.3), torch.arange(2 * T).view(2, T) % 31
+    checkpoint_blocks(net, **options)
+    torch.manual_seed(7)
+    logits = net(x)
+    both = logits.mean(), logits.square().mean()
+    both[0].backward(retain_graph=True)
+    both[1].backward()
+    added = [param.grad.clone() for param in net.parameters()]
+    net.zero_grad()
+    torch.manual_seed(7)
+    logits = net(x)
+    (logits.mean() + logits.square().mean()).backward()
+    for param, gradient in zip(net.parameters(), added, strict=True):
+        torch.testing.assert_close(gradient, param.grad, rtol=1e-4, atol=1e-7)
+
+
 def test_int8_keeps_a_quarter_and_changes_gradients_slightly():
     (kept, exact), (packed, rounded) = through_blocks(model()), through_blocks(model(), Int8())
     assert all(0.25 < few / all_of_it < 0.4 for few, all_of_it in zip(packed, kept, strict=True))

@@ -85,17 +85,21 @@ def cut(name: str, module: nn.Module, count: str, comm: Comm) -> None:
             param.expert_comm = comm
     setattr(module, count, experts // ranks)
     if ranks > 1:
-        module.forward = exchanging(module.forward, name, experts, comm)
+        module.forward = exchanging(module, name, experts, comm)
 
 
-def exchanging(forward: Callable[[Tensor, Tensor, Tensor], Tensor], name: str, experts: int, comm: Comm) -> Callable:
-    """The forward of E/ep experts, as that of E."""
+def exchanging(module: nn.Module, name: str, experts: int, comm: Comm) -> Callable:
+    """The forward of a module of E/ep experts, as that of E."""
+    forward = module.forward
+
     @wraps(forward)
     def run(x_NC: Tensor, experts_Nk: Tensor, weights_Nk: Tensor) -> Tensor:
         pairs = by_expert(experts_Nk, experts)
         coming = announce(pairs.counts_E, comm, name, experts_Nk.numel())
         rows_AC = to_experts(x_NC[pairs.tokens(experts_Nk.shape[1])], coming.trip, comm, name)
         made_AC = forward(rows_AC, coming.local_A[:, None], rows_AC.new_ones(len(rows_AC), 1))
+        if not len(rows_AC):  # a loop over the experts that were chosen has computed nothing here, and the other ranks' backward waits for this one's
+            made_AC = made_AC + rows_AC + sum(param.flatten()[:0].sum() for param in module.parameters(recurse=False))
         return weighted_sum(back_home(made_AC, coming.trip, comm, name), pairs, weights_Nk)
 
     return run
