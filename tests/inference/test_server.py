@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
 
 from zerocourse.errors import BadInput
-from zerocourse.inference import BlockPool, Server
+from zerocourse.inference import BlockPool, Server, repeated
 from zerocourse.inference.cache import PagedCache
 from zerocourse.models.gpt2 import build_model
 
@@ -18,6 +19,11 @@ HUGGING_FACE = {
     "qwen3": Qwen3Config(vocab_size=V, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
                          head_dim=32, initializer_range=0.2),
     "gpt2 of hugging face": GPT2Config(vocab_size=V, n_embd=64, n_layer=3, n_head=4, initializer_range=0.2)}
+SMALL = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.2}
+LLAMA_4 = SMALL | {"intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1, "attention_chunk_size": 8, "floor_scale": 4}
+AFMOE = SMALL | {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+FULL = {"layer_types": ["full_attention"] * 2}
 WAYS = {"room for all": {"blocks": 200, "block_size": 4, "budget": 64}, "pieces of 7": {"blocks": 200, "block_size": 4, "budget": 7},
         "blocks of one token": {"blocks": 800, "block_size": 1, "budget": 64}, "preempted": {"blocks": 20, "block_size": 4, "budget": 32},
         "nothing shared": {"blocks": 200, "block_size": 4, "budget": 64, "share": False},
@@ -194,6 +200,62 @@ def test_another_attention_is_refused_and_never_taken_for_the_plain_one(config, 
         server = Server(AutoModelForCausalLM.from_config(config), 10, 4)
         server.add([1, 2, 3], 2)
         server.run()
+
+
+def of_hugging_face(name, config):
+    """A model by the name of its config's class, which an older transformers may not have."""
+    if not hasattr(transformers, name):
+        pytest.skip(f"this transformers has no {name}")
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(getattr(transformers, name)(**config)).eval()
+
+
+@pytest.mark.parametrize("name, config, words", (
+    ("Llama4TextConfig", LLAMA_4 | {"attn_temperature_tuning": False, "layer_types": ["chunked_attention", "full_attention"]},
+     "Llama4ForCausalLM attends with attention_chunk_size=8: the cache knows plain causal attention alone"),
+    ("Llama4TextConfig", LLAMA_4 | FULL, "Llama4ForCausalLM attends with attn_temperature_tuning=True: the cache knows plain"),
+    ("HrmTextConfig", SMALL | {"num_hidden_layers": 4, "num_layers_per_stack": 1, "H_cycles": 1, "L_cycles": 3},
+     "layer 0 of HrmTextAttention attends twice in one forward: the cache has one key of a token for each layer"),
+    ("DogeConfig", SMALL, "DogeAttention attends with a mask of its own: the cache knows plain causal attention alone"),
+    ("AfmoeConfig", AFMOE | {"sliding_window": 8}, "AfmoeAttention attends with sliding_window: the cache knows plain"),
+    ("JetMoeConfig", SMALL | {"kv_channels": 8, "num_local_experts": 4},
+     "layer 0 of JetMoeAttention has keys of 4 heads with 8 features, and the cache has 2 with 8"),
+    ("OlmoHybridConfig", SMALL | {"layer_types": ["linear_attention", "full_attention"]},
+     "layer 1 of OlmoHybridAttention has keys of 2 heads with 8 features, and the cache has 3 with 8"),
+    ("MiMoV2FlashConfig", SMALL | FULL | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "v_head_dim": 16},
+     "layer 0 of MiMoV2FlashAttention has values of 2 heads with 16 features, and the cache has 2 with 8")))
+def test_what_layers_do_besides_is_refused_by_one_sentence(name, config, words):
+    model = of_hugging_face(name, config)
+    with pytest.raises(BadInput, match=words):
+        server = Server(model, 10, 4)
+        server.add([1, 2, 3], 2)
+        server.run()
+
+
+@pytest.mark.parametrize("name, config", (
+    ("AfmoeConfig", AFMOE | FULL), ("Llama4TextConfig", LLAMA_4 | FULL | {"attn_temperature_tuning": False}),
+    ("GPTBigCodeConfig", {"vocab_size": V, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2, "num_key_value_heads": 2})))
+def test_the_same_model_is_served_where_its_layers_attend_plainly(name, config):
+    """afmoe gives its mask by name; chunks of Llama 4 matter where a layer has them; one head of keys is every head, whatever the config says."""
+    model, prompts = of_hugging_face(name, config), [[5, 9, 2] * 9, [7], [3, 1, 4, 1, 5, 9, 2, 6]]
+    server = Server(model, 40, 4, budget=7)
+    requests = [server.add(prompt, 9) for prompt in prompts]
+    server.run()
+    assert [request.tokens for request in requests] == [without_cache(lambda tokens: model(input_ids=tokens, use_cache=False).logits[0], prompt, 9)[0]
+                                                        for prompt in prompts]
+
+
+def test_longrope_is_served_as_far_as_its_factors_are_the_same():
+    """Behind 16 positions transformers takes the long factors for all tokens of the forward, and the cache has keys with the short ones."""
+    model = of_hugging_face("Phi3Config", SMALL | {"original_max_position_embeddings": 16, "rope_scaling": {
+        "rope_type": "longrope", "type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}})
+    server, prompts = Server(model, 40, 4, draft=repeated()), [[3, 17, 44, 21, 35, 8, 29, 11], [1] * 12, [2]]
+    with pytest.raises(BadInput, match="8 tokens and 10 new ones are more than the model's 16 positions: its config has 64, but behind 16 longrope"):
+        server.add(prompts[0], 10)
+    requests = [server.add(prompt, 17 - len(prompt)) for prompt in prompts]
+    server.run()
+    assert [request.tokens for request in requests] == [without_cache(lambda tokens: model(input_ids=tokens, use_cache=False).logits[0], prompt,
+                                                                      17 - len(prompt))[0] for prompt in prompts]
 
 
 def test_a_layer_that_does_not_attend_to_the_cache_is_noticed(models):

@@ -1,6 +1,7 @@
 """A mesh in real processes: TP × PP × ZeRO equals one process, sends by axis what the formulas say, and names its ranks."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from zerocourse import shard
 from zerocourse.comm import Comm
-from zerocourse.errors import BadInput
+from zerocourse.errors import BadInput, CollectiveError
 from zerocourse.launch import RankError
 from zerocourse.launch.ranks import Ranks
 from zerocourse.layout.mesh import BETWEEN, INSIDE, Mesh
@@ -39,10 +40,10 @@ def whole_model(tied=True):
     return model
 
 
-def whole_llama():
+def whole_llama(kv_heads=2):
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(
-        vocab_size=V, hidden_size=C, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=V, hidden_size=C, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=kv_heads,
         max_position_embeddings=T, tie_word_embeddings=False)).double()
 
 
@@ -396,9 +397,10 @@ def test_a_fault_of_no_axis_or_of_several_is_told_so():
     assert str(each) == "the run is wrong whichever axis is turned off: pp and tp are each wrong alone"
 
 
-def steps_on_a_mesh(sizes, stage, path, loads, first, last):
+def steps_on_a_mesh(sizes, stage, path, loads, first, last, kv_heads=None):
+    """kv_heads: of a Llama of Hugging Face."""
     comms = MeshComms(Mesh(sizes), timeout=20)
-    trainer = Parallel3D(whole_model(), comms, adamw, 2, stage=stage)
+    trainer = Parallel3D(whole_llama(kv_heads) if kv_heads else whole_model(), comms, adamw, 2, stage=stage)
     if loads:
         load_on_mesh(trainer, path)
         assert trainer.steps == first
@@ -432,6 +434,28 @@ def test_a_checkpoint_of_one_mesh_loads_on_another(pool, tmp_path):
     written = [name for file in files for name in load_file(file)]
     assert sorted(written) == sorted(json.loads((tmp_path / "ck" / "index.json").read_text())["files"]), "each of them once"
     assert [path.name for path in tmp_path.iterdir()] == ["ck"]
+
+
+@pytest.mark.parametrize("kv_heads, meshes", ((2, ((2, 1, 1, 1), (2, 1, 1, 1))),
+                                              (1, ((1, 1, 2, 1), (2, 1, 1, 0), (2, 1, 2, 0), (1, 2, 2, 2), (1, 2, 2, 3), (1, 2, 1, 3)))))
+def test_checkpoints_of_a_llama_are_those_of_one_process(pool, tmp_path, kv_heads, meshes):
+    """It has buffers that no state dict has; and one key-value head is whole on both ranks of tp, of which one counts it, so that
+    they have other buffers of ZeRO's. A step on each of these meshes (pp, dp, tp, stage), each from the checkpoint of the one before."""
+    model = whole_llama(kv_heads)
+    named = dict(zip(names_of(model), layer_values(model), strict=True))
+    optimizer = adamw(model.parameters())
+    for step, (pp, dp, tp, stage) in enumerate(meshes):
+        tokens, targets = batch(step, 2 * ROWS * 2)
+        F.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        pool(pp * dp * tp).run(steps_on_a_mesh, {"pp": pp, "dp": dp, "tp": tp}, stage, tmp_path / "ck", step > 0, step, step + 1, kv_heads)
+        written = {key: value for file in (tmp_path / "ck").glob("*.safetensors") for key, value in load_file(file).items()}
+        expected = {f"{kind}/{name}": value for name, param in named.items()
+                    for kind, value in ({"model": param.detach()} | optimizer.state[param]).items()}
+        assert written.keys() == expected.keys()
+        for key, value in expected.items():  # the loss is in fp32 where the head is whole
+            assert (written[key] - value).abs().max() < 1e-5, (step, key)
 
 
 def refused_checkpoint(path, kind):
@@ -513,6 +537,30 @@ def test_an_overflow_on_one_rank_is_seen_by_all(pool):
     """By it a loss scaler skips the step, which all ranks must do or none."""
     for stage in (0, 1, 3):
         assert pool(4).run(overflowing, stage) == [float("inf")] * 4
+
+
+def cannot_run(kind):
+    """What each rank says, and after how long, where a batch is bad on some ranks: those of one replica, or of one stage."""
+    sizes = {"pp": 2, "dp": 2, "tp": 1} if kind == "rows" else {"pp": 2, "dp": 1, "tp": 2}
+    comms = MeshComms(Mesh(sizes), timeout=10)
+    trainer = Parallel3D(whole_model(tied=False), comms, adamw, 2, schedule=interleaved, chunks=2, sequence=kind == "tokens")
+    tokens, targets = batch(0, 1 if kind == "rows" and comms.along("dp").rank else 2)
+    tokens, targets = (each[:, :T - (kind == "tokens")] for each in (tokens, targets))
+    trainer.replica.all_gather_object("all are here")
+    begun = time.monotonic()
+    try:
+        trainer.step(tokens, targets)
+    except (BadInput, CollectiveError) as error:
+        return time.monotonic() - begun, str(error)
+
+
+@pytest.mark.ranks_may_differ
+@pytest.mark.parametrize("kind, sentence", (("rows", "has 1 rows, which cannot be cut into 2 micro-batches"),
+                                            ("tokens", "sequence parallelism cuts the 7 tokens of a sample among 2 ranks")))
+def test_a_batch_that_some_ranks_cannot_run_ends_all_at_once(kind, sentence):
+    with Ranks(4, timeout=60, quiet=True) as ranks:
+        for seconds, said in ranks.run(cannot_run, kind):
+            assert seconds < 8 and sentence in said, (seconds, said)
 
 
 def one_axis_disagrees():

@@ -20,12 +20,12 @@ class PagedCache:
     """keys, values (layers, slots, K, D). `begin` says what the next forward has; then each layer calls `attend` once."""
 
     def __init__(self, layers: int, blocks: int, size: int, kv_heads: int, features: int, dtype: torch.dtype, device: torch.device):
-        self.size = size
+        self.size, self.heads = size, (kv_heads, features)
         self.keys, self.values = torch.zeros(2, layers, blocks * size, kv_heads, features, dtype=dtype, device=device)
         self.pieces: Sequence[RequestPiece] = ()
         self.write: Tensor = torch.empty(0, dtype=torch.int64)
         self.read: list[Tensor] = []
-        self.attended = 0  # layers, in the present forward
+        self.attended: set[int] = set()  # layers, in the present forward
 
     @property
     def nbytes(self) -> int:
@@ -33,7 +33,7 @@ class PagedCache:
 
     def begin(self, pieces: Sequence[RequestPiece]) -> None:
         """Where these pieces' tokens are written, and where all tokens up to them are read."""
-        device, self.pieces, self.attended = self.keys.device, pieces, 0
+        device, self.pieces, self.attended = self.keys.device, pieces, set()
         self.write = torch.tensor([slot for piece in pieces for slot in self.slots(piece, piece.start)], device=device)
         self.read = [torch.tensor(self.slots(piece, 0), device=device) for piece in pieces]
 
@@ -49,7 +49,7 @@ class PagedCache:
 
     def attend(self, layer: int, q_RHD: Tensor, k_RKD: Tensor, v_RKD: Tensor, scale: float | None = None) -> Tensor:
         """(R, H, D). Keys and values are written first, so that a token sees itself; it sees nothing behind it."""
-        self.attended += 1
+        self.attended.add(layer)
         self.keys[layer, self.write], self.values[layer, self.write] = k_RKD, v_RKD
         out, row = [], 0
         for piece, slots in zip(self.pieces, self.read, strict=True):

@@ -42,7 +42,8 @@ class Server:
         if not len(tokens) or most_new < 1:
             raise BadInput(f"a request has {len(tokens)} tokens and asks for {most_new} more: it needs at least one of each")
         if len(tokens) + most_new - 1 > self.served.positions:
-            raise BadInput(f"a prompt of {len(tokens)} tokens and {most_new} new ones are more than the model's {self.served.positions} positions")
+            raise BadInput(f"a prompt of {len(tokens)} tokens and {most_new} new ones are more than the model's {self.served.positions} positions"
+                           f"{self.served.behind}")
         request = Request(list(tokens), most_new, stop)
         self.scheduler.add(request)
         return request
@@ -76,8 +77,8 @@ class Server:
         self.cache.begin(pieces)
         with evaluating(self.model), self.served.attending(self.cache):
             logits_RV = self.served.logits(tokens[:, None], places[:, None])
-        if self.cache.attended != self.served.layers:
-            raise BadInput(f"{self.cache.attended} of the {self.served.layers} layers of {type(self.model).__name__} attend to the cache: the "
+        if len(self.cache.attended) != self.served.layers:
+            raise BadInput(f"{len(self.cache.attended)} of the {self.served.layers} layers of {type(self.model).__name__} attend to the cache: the "
                            "others have an attention of their own, and would see one token each")
         self.forwards, self.rows, row, told = self.forwards + 1, self.rows + len(tokens), 0, []
         for piece in pieces:

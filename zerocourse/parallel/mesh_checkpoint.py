@@ -3,7 +3,7 @@
     save_on_mesh(trainer, "checkpoints/step_100")       # pp 2 × dp 2 × tp 2
     load_on_mesh(trainer, "checkpoints/step_100")       # dp 3, or pp 4, or one process
 
-Nothing in it says how the model was cut. For one buffer after the other the slices are gathered over dp and the parts over
+Nothing in it says how the model was cut. For one unit after the other the slices are gathered over dp and the parts over
 tp, and one rank of each pipeline stage writes whole tensors as safetensors: the master weights as `model/NAME`, the
 optimizer's states as `exp_avg/NAME` and so on. Whoever reads takes its stages, of these its parts, and of those its slices.
 
@@ -29,7 +29,7 @@ from ..comm import Comm
 from ..data.file_checksum import checksum_of
 from ..errors import BadInput
 from ..zero.buffers.buffer import FlatBuffer
-from ..zero.whole.consolidate import load_state_dict
+from ..zero.whole.consolidate import load_state_dict, names
 from .tensor.cuts import gathered
 from .three_d import Parallel3D
 
@@ -43,7 +43,7 @@ def save_on_mesh(trainer: Parallel3D, path: str | Path) -> None:
     writes = not comms.along("dp").rank and not comms.along("tp").rank
     error, where, sums = "", {}, {}
     for tensors in whole_tensors(trainer):
-        if not writes or error:
+        if not writes or error or not tensors:
             continue
         try:
             partial.mkdir(parents=True, exist_ok=True)
@@ -94,12 +94,12 @@ def load_on_mesh(trainer: Parallel3D, path: str | Path) -> None:
 
     check(trainer, files, path)
     for module, optimizer in stages(trainer):
-        names = trainer.pipeline.names
-        state = {name: read(MODEL, names[param], param) for name, param in module.named_parameters(remove_duplicate=False)}
-        load_state_dict(module, state | dict(module.named_buffers()))
+        name_of = trainer.pipeline.names
+        load_state_dict(module, {name: read(MODEL, name_of[kept], kept) if isinstance(kept, nn.Parameter) else kept
+                                 for name, kept in names(module).items()})  # buffers stay what they are
         for flat in module.zero.flats:
             for part, shard in flat.shard_params.items():
-                name = names[flat.params[part.name]]
+                name = name_of[flat.params[part.name]]
                 kinds = [key.partition("/")[0] for key in files if key.partition("/")[2] == name and not key.startswith(MODEL)]
                 values = {kind: read(kind, name, flat.params[part.name]) for kind in kinds}
                 optimizer.state[shard] = {kind: value if not value.dim() else value.reshape(-1)[part.start:part.stop].clone()
@@ -157,18 +157,23 @@ def stages(trainer: Parallel3D) -> Iterator[tuple[nn.Module, Optimizer]]:
 
 
 def whole_tensors(trainer: Parallel3D) -> Iterator[dict[str, Tensor]]:
-    """Of each buffer in turn the whole tensors, on the CPU, by what they are: model/NAME, exp_avg/NAME, ... Collective."""
-    tensor = trainer.comms.along("tp")
+    """Of each unit in turn the whole tensors, on the CPU, by what they are: model/NAME, exp_avg/NAME, ... Collective.
+
+    The ranks of dp have the same buffers, those of tp have only the same units: where several have one part of a parameter
+    (key-value heads), one of them counts it in a norm, and the others have it in another buffer. So tp gathers by name.
+    """
+    tensor, name_of = trainer.comms.along("tp"), trainer.pipeline.names
     for module, optimizer in stages(trainer):
-        for flat in module.zero.flats:
-            tensors = {}
-            for kind, values in by_kind(flat, optimizer, module.zero.comm, module.zero.shards_optimizer):
-                for key, value in values.items():
-                    param = flat.params[key]
-                    cut, name = getattr(param, "tensor_cut", None), trainer.pipeline.names[param]
-                    whole = value if cut is None or not value.dim() else gathered(value, cut, tensor, f"{kind} of {name}")
-                    if not trainer.pipeline.ties.is_copy(param):
-                        tensors[f"{kind}/{name}"] = whole.detach().cpu().clone()
+        for unit in module.zero.units:
+            parts, tensors = {}, {}
+            for flat in unit.flats:
+                for kind, values in by_kind(flat, optimizer, module.zero.comm, module.zero.shards_optimizer):
+                    parts |= {f"{kind}/{name_of[flat.params[key]]}": (value, flat.params[key]) for key, value in values.items()}
+            for key, (value, param) in sorted(parts.items()):
+                cut = getattr(param, "tensor_cut", None)
+                whole = value if cut is None or not value.dim() else gathered(value, cut, tensor, key)
+                if not trainer.pipeline.ties.is_copy(param):
+                    tensors[key] = whole.detach().cpu().clone()
             yield tensors
 
 

@@ -34,6 +34,7 @@ from .weight_versions import WeightVersions, run_with
 
 MicroBatches = Tensor | Sequence[Tensor | tuple[Tensor, ...]] | None
 Key = tuple[int, int]  # stage, micro-batch
+CANNOT_RUN = -2 ** 32  # in place of a micro-batch's number, which is counted from 0: what ranks add up is then negative
 
 
 class Pipeline:
@@ -103,18 +104,16 @@ class Pipeline:
 
         inputs: read by the rank of the first stage, targets: by that of the last. A tensor is cut along its rows into
         the plan's number of micro-batches, the first ones a row longer where they do not divide; or give a list of
-        them. Raises PipelineError with stage, rank, action and micro-batch where the model fails; the other ranks end,
-        too.
+        them. Raises BadInput, on all ranks and before anything is run, where one cannot run its part of the batch, and
+        PipelineError with stage, rank, action and micro-batch where the model fails; the other ranks end, too.
         """
         self.forget()
-        has_first, has_last = 0 in self.stages, self.plan.stages - 1 in self.stages
-        self.inputs = micro_batches("inputs", inputs, self.plan.micro_batches) if has_first else []
-        self.targets = micro_batches("targets", targets, self.plan.micro_batches) if has_last else []
-        self.kinds = self.agree_on_kinds()
-        self.shares = shares_of(self.targets, self.count, self.ends) if has_last else []
-        if self.sharded and self.ties.mine and self.has_gradients():
-            raise BadInput("gradients of an earlier batch are there, and weights are shared between stages: under ZeRO step the "
-                           "optimizer and call its zero_grad after each batch")
+        wrong = None
+        try:
+            self.read(inputs, targets)
+        except Exception as error:
+            wrong = error
+        self.kinds = self.agree_on_kinds(wrong)
         self.ties.set_earlier_aside()
         run = {"F": self.forward, "B": self.backward, "I": self.backward, "W": self.weight_gradients, "STEP": self.update,
                "SEND F": self.send_forward, "RECV F": self.receive_forward, "SEND B": self.send_backward,
@@ -122,7 +121,8 @@ class Pipeline:
         for action in self.actions:
             try:
                 run[action.kind](action.stage, action.micro_batch)
-            except ZeroCourseError:
+            except ZeroCourseError as error:
+                fail_all(error)  # the others, who may have seen nothing of it, would wait for this rank
                 raise
             except Exception as error:
                 failed = PipelineError(f"{action} failed on rank {self.comm.rank} of {self.plan.ranks}, in layers "
@@ -180,16 +180,38 @@ class Pipeline:
         for versions in self.versions.values():
             versions.begin()
 
-    def agree_on_kinds(self) -> list[int]:
+    def read(self, inputs: MicroBatches, targets: MicroBatches) -> None:
+        """Cut the batch, as far as this rank reads it. It communicates nothing. Raises BadInput, or what `count` does."""
+        has_first, has_last = 0 in self.stages, self.plan.stages - 1 in self.stages
+        self.inputs = micro_batches("inputs", inputs, self.plan.micro_batches) if has_first else []
+        self.targets = micro_batches("targets", targets, self.plan.micro_batches) if has_last else []
+        self.shares = shares_of(self.targets, self.count, self.ends) if has_last else []
+        if self.sharded and self.ties.mine and self.has_gradients():
+            raise BadInput("gradients of an earlier batch are there, and weights are shared between stages: under ZeRO step the "
+                           "optimizer and call its zero_grad after each batch")
+
+    def agree_on_kinds(self, wrong: Exception | None = None) -> list[int]:
         """A number for each micro-batch, the same where the inputs have the same shapes, so that all ranks know which
-        shapes are new. Sends 8 bytes per micro-batch; where there is no gloo, through the store."""
-        kinds = [0] * self.plan.micro_batches
-        if self.inputs:
+        shapes are new. Sends 8 bytes per micro-batch; where there is no gloo, through the store.
+
+        wrong: why this rank cannot run the batch. It is raised here, and on the ranks that could, BadInput that says whose it is.
+        """
+        kinds = [0 if wrong is None else CANNOT_RUN] * self.plan.micro_batches
+        if wrong is None and self.inputs:
             shapes = [tuple((tensor.dtype, tensor.shape) for tensor in values) for values in self.inputs]
             kinds = [self.kind_of_shape.setdefault(shape, len(self.kind_of_shape)) for shape in shapes]
         if "gloo" in self.comm.backends or not self.comm.peers:
-            return self.comm.numbers(self.comm.all_reduce(torch.tensor(kinds)))
-        return [sum(of_ranks) for of_ranks in zip(*self.comm.all_gather_object(kinds), strict=True)]
+            kinds = self.comm.numbers(self.comm.all_reduce(torch.tensor(kinds)))
+        else:
+            kinds = [sum(of_ranks) for of_ranks in zip(*self.comm.all_gather_object(kinds), strict=True)]
+        if min(kinds) >= 0:
+            return kinds
+        everyone = self.comm.all_gather_object(None if wrong is None else f"{type(wrong).__name__}: {wrong}")
+        rank, said = next((rank, said) for rank, said in enumerate(everyone) if said is not None)
+        error = wrong or BadInput(f"rank {rank} of {self.plan.ranks} cannot run its part of the batch: {said}")
+        if any(comm.peers for module in self.sharded_modules for comm in module.zero.groups.comms):
+            fail_all(error)  # replicas of this pipeline, whose own batch may be good, would wait for its gradients
+        raise error
 
     # -- the actions -------------------------------------------------------------------------------------------------
 

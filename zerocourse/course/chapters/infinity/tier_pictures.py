@@ -14,7 +14,7 @@ from ...show.film import Film, Frame
 from ...show.palette import FAINT
 from ...show.pictures import svg
 
-DISK_Y, HOST_Y, BOX, GAP = 150.0, 40.0, 56.0, 14.0
+DISK_Y, HOST_Y, BOX, GAP = 116.0, 6.0, 56.0, 14.0
 MOVING = {"read": "is read", "step": "is updated", "write": "is written"}
 
 
