@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 ERRORS = {  # by room, how many there may be: 0 where none is named. Lower a number when you have mended some
     "activations": 5, "bench": 21, "classics": 1, "cli.py": 2, "comm": 46, "commands": 8, "data": 4, "engine": 232, "init": 10,
-    "kernels": 7, "launch": 24, "measure": 17, "memory": 4, "models": 14, "offload": 86, "parallel": 110, "planning": 18, "precision": 1,
+    "kernels": 7, "launch": 24, "measure": 17, "memory": 4, "models": 14, "offload": 86, "parallel": 106, "planning": 18, "precision": 1,
     "simulation": 15, "zero": 144,
 }
 

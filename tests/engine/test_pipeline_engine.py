@@ -107,6 +107,23 @@ def test_a_dataset_is_read_again_and_again(pool, half):
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
 
 
+def at_the_end_of_the_data() -> str:
+    engine, *_ = initialize(model=net(3), config=settings(1))
+    data = batches(0)
+    engine.train_batch(data_iter=iter([next(data) for _ in range(GAS)]))
+    try:
+        engine.train_batch(data_iter=iter([next(data)]))
+    except (StopIteration, BadInput) as error:
+        return f"{type(error).__name__}: {error}"
+    return "went on"
+
+
+def test_no_stage_waits_at_the_end_of_the_data(pool):
+    first, between, last = pool(3).run(at_the_end_of_the_data)
+    assert first == last == "StopIteration: "
+    assert between == "BadInput: rank 0 of 3 cannot run its part of the batch: StopIteration"
+
+
 def mistakes() -> list[str]:
     said, model = [], lambda: net(2)
     engine = initialize(model=model(), config=settings(0))[0]

@@ -87,7 +87,8 @@ def on_ranks(kind, ep):
     return everyone.all_reduce(loss.detach().double()).item() / everyone.world_size, gradients, sent, elsewhere
 
 
-@pytest.mark.parametrize("kind, ranks, ep", (("ours", 2, 2), ("ours", 4, 2), ("ours", 4, 4), ("ours", 2, 1), ("mixtral", 2, 2), ("mixtral, a loop", 2, 2), ("qwen3", 2, 2)))
+@pytest.mark.parametrize("kind, ranks, ep", (("ours", 2, 2), ("ours", 4, 2), ("ours", 4, 4), ("ours", 2, 1), ("mixtral", 2, 2),
+                                             ("mixtral, a loop", 2, 2), ("qwen3", 2, 2)))
 def test_equals_one_process(pool, kind, ranks, ep):
     loss, gradients = one_process(kind, ranks)
     close = 2e-6 if kind == "ours" else 2e-5

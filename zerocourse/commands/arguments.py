@@ -55,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
         """argparse calls this for a word out of `choices`, the command among them."""
         if action.choices is not None and value not in action.choices:
             name = "/".join(action.option_strings)
-            what = f"{name} cannot be {value!r}" if name else f"there is no {(action.metavar or action.dest).lower()} {value!r}"
+            what = f"{name} cannot be {value!r}" if name else f"there is no {str(action.metavar or action.dest).lower()} {value!r}"
             self.error(f"{what}: {nearest(str(value), map(str, action.choices))}")
 
     def parse_known_args(self, args=None, namespace=None):

@@ -104,14 +104,24 @@ class PipelineEngine:
             stage.train()
 
     def run(self, batches: Iterator | None) -> float:
-        inputs = targets = None
+        inputs = targets = wrong = None
         if self.is_first_stage() or self.is_last_stage():
-            if batches is None:
-                raise BadInput("train_batch needs data_iter, an iterator of micro-batches (inputs, labels), or initialize training_data")
-            pairs = [next(batches) for _ in range(self.pipeline.plan.micro_batches)]
-            inputs, targets = ([placed(pair[part], self.pipeline.device) for pair in pairs] for part in (0, 1))
-        loss = torch.tensor(self.pipeline.step(inputs, targets), dtype=torch.float64, device=self.pipeline.messages.host)
+            try:
+                inputs, targets = self.read(batches)
+            except Exception as error:
+                if self.num_stages < 3:  # every rank reads, so they are all where their data end
+                    raise
+                wrong = error  # the stages between read nothing, and would wait
+        loss = torch.tensor(self.pipeline.step(inputs, targets, wrong), dtype=torch.float64, device=self.pipeline.messages.host)
         return self.data.all_reduce(loss).item() / self.data.world_size
+
+    def read(self, batches: Iterator | None) -> tuple[list, list]:
+        """Inputs and labels of a batch's micro-batches. Raises BadInput without batches, and what they raise."""
+        if batches is None:
+            raise BadInput("train_batch needs data_iter, an iterator of micro-batches (inputs, labels), or initialize training_data")
+        pairs = [next(batches) for _ in range(self.pipeline.plan.micro_batches)]
+        inputs, labels = ([placed(pair[part], self.pipeline.device) for pair in pairs] for part in (0, 1))
+        return inputs, labels
 
     def is_first_stage(self) -> bool:
         return self.stage_id == 0

@@ -18,6 +18,7 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -152,7 +153,8 @@ def check(trainer: Parallel3D, files: dict[str, str], path: Path) -> None:
         raise BadInput(f"{path} is a checkpoint of another model: it {wrong[0].replace(f'{MODEL}/', '')}")
 
 
-def stages(trainer: Parallel3D) -> Iterator[tuple[nn.Module, Optimizer]]:
+def stages(trainer: Parallel3D) -> Iterator[tuple[Any, Optimizer]]:
+    """Sharded modules of this rank, and the optimizer of each."""
     return zip(trainer.pipeline.sharded_modules, trainer.optimizer.optimizers, strict=True)
 
 

@@ -99,18 +99,19 @@ class Pipeline:
         """This rank's parameters, each once: what its optimizer updates."""
         return list(self.named_parameters().values())
 
-    def step(self, inputs: MicroBatches = None, targets: MicroBatches = None) -> float:
+    def step(self, inputs: MicroBatches = None, targets: MicroBatches = None, wrong: Exception | None = None) -> float:
         """Run the list. Adds to `.grad` the gradient of the batch's mean loss, which is returned on every rank.
 
         inputs: read by the rank of the first stage, targets: by that of the last. A tensor is cut along its rows into
         the plan's number of micro-batches, the first ones a row longer where they do not divide; or give a list of
-        them. Raises BadInput, on all ranks and before anything is run, where one cannot run its part of the batch, and
+        them. wrong: why this rank has no batch; it is raised.
+        Raises BadInput, on all ranks and before anything is run, where one cannot run its part of the batch, and
         PipelineError with stage, rank, action and micro-batch where the model fails; the other ranks end, too.
         """
         self.forget()
-        wrong = None
         try:
-            self.read(inputs, targets)
+            if wrong is None:
+                self.read(inputs, targets)
         except Exception as error:
             wrong = error
         self.kinds = self.agree_on_kinds(wrong)
@@ -206,7 +207,7 @@ class Pipeline:
             kinds = [sum(of_ranks) for of_ranks in zip(*self.comm.all_gather_object(kinds), strict=True)]
         if min(kinds) >= 0:
             return kinds
-        everyone = self.comm.all_gather_object(None if wrong is None else f"{type(wrong).__name__}: {wrong}")
+        everyone = self.comm.all_gather_object(None if wrong is None else ": ".join(filter(None, (type(wrong).__name__, str(wrong)))))
         rank, said = next((rank, said) for rank, said in enumerate(everyone) if said is not None)
         error = wrong or BadInput(f"rank {rank} of {self.plan.ranks} cannot run its part of the batch: {said}")
         if any(comm.peers for module in self.sharded_modules for comm in module.zero.groups.comms):
