@@ -6,7 +6,7 @@ Source: Chen et al., arXiv 1604.06174; ZeRO, arXiv 1910.02054, section 6.1.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 
 import torch
@@ -61,21 +61,29 @@ def checkpointed(block: nn.Module, context: Callable = no_contexts, packing: Pac
 
     def contexts() -> tuple:
         first, again = context()
-        return first, Recomputing(block, again)
+        if context is no_contexts:
+            return first, Recomputing(block)
+        return first, both(same_buffers(block), again)  # selective checkpointing would take the copies for the block's own work
 
     return wrapped
 
 
-class Recomputing:
-    """Is around a block while it computes again, once for each backward through it. within: a context of the caller's."""
+@contextmanager
+def both(outer, inner) -> Iterator[None]:
+    """Once, after which it keeps neither of them, nor what the inner one has saved."""
+    with outer, inner:
+        yield
 
-    def __init__(self, block: nn.Module, within: AbstractContextManager):
-        self.block, self.within = block, within
+
+class Recomputing:
+    """Is around a block while it computes again, once for each backward through it."""
+
+    def __init__(self, block: nn.Module):
+        self.block = block
 
     def __enter__(self) -> None:
         self.entered = ExitStack()
-        self.entered.enter_context(same_buffers(self.block))  # outside, or selective checkpointing would take the copies for the block's own work
-        self.entered.enter_context(self.within)
+        self.entered.enter_context(same_buffers(self.block))
 
     def __exit__(self, *error) -> bool | None:
         return self.entered.__exit__(*error)
