@@ -6,7 +6,7 @@ Source: Chen et al., arXiv 1604.06174; ZeRO, arXiv 1910.02054, section 6.1.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 
 import torch
@@ -82,8 +82,8 @@ class Recomputing:
         self.block = block
 
     def __enter__(self) -> None:
-        self.entered = ExitStack()
-        self.entered.enter_context(same_buffers(self.block))
+        self.entered = same_buffers(self.block)
+        self.entered.__enter__()
 
     def __exit__(self, *error) -> bool | None:
         return self.entered.__exit__(*error)
