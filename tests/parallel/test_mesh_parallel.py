@@ -458,6 +458,38 @@ def test_checkpoints_of_a_llama_are_those_of_one_process(pool, tmp_path, kv_head
             assert (written[key] - value).abs().max() < 1e-5, (step, key)
 
 
+def normed_model():
+    """Its blocks end in a BatchNorm over the samples, whose statistics are buffers."""
+    model = whole_model()
+    for block in model.h:
+        block.rows = torch.nn.BatchNorm1d(T, dtype=torch.float64)
+        block.register_forward_hook(lambda block, args, out: block.rows(out))
+    return model
+
+
+def steps_with_statistics(sizes, path, loads, step):
+    trainer = Parallel3D(normed_model(), MeshComms(Mesh(sizes), timeout=20), adamw, 2)
+    if loads:
+        load_on_mesh(trainer, path)
+    trainer.step(*batch(step, 4))
+    save_on_mesh(trainer, path)
+
+
+def test_statistics_of_batch_norm_are_in_a_checkpoint(pool, tmp_path):
+    model = normed_model()
+    optimizer = adamw(model.parameters())
+    for step, pp in enumerate((2, 1, 2)):
+        for tokens, targets in zip(*(rows.chunk(2) for rows in batch(step, 4)), strict=True):
+            (model(tokens, targets) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        pool(pp).run(steps_with_statistics, {"pp": pp, "dp": 1, "tp": 1}, tmp_path / "ck", step > 0, step)
+    written = {key: value for file in (tmp_path / "ck").glob("*.safetensors") for key, value in load_file(file).items()}
+    for number, block in enumerate(model.h):
+        for name, kept in block.rows.named_buffers():
+            torch.testing.assert_close(written[f"model/{number + 1}.rows.{name}"], kept)
+
+
 def refused_checkpoint(path, kind):
     comms = MeshComms(Mesh({"pp": 2, "dp": 1, "tp": 1}), timeout=20)
     trainer = Parallel3D(whole_model(tied=kind != "untied"), comms, adamw, 2)

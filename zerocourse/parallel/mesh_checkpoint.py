@@ -6,6 +6,7 @@
 Nothing in it says how the model was cut. For one unit after the other the slices are gathered over dp and the parts over
 tp, and one rank of each pipeline stage writes whole tensors as safetensors: the master weights as `model/NAME`, the
 optimizer's states as `exp_avg/NAME` and so on. Whoever reads takes its stages, of these its parts, and of those its slices.
+Persistent buffers, such as BatchNorm's statistics, are `model/NAME` too. Replicas may differ in them: the first one's are kept.
 
 The files are written into a folder beside the checkpoint's place, which is renamed when all ranks are done: a run that is
 killed leaves the older one as it was. The index has the checksum of each file and one of its own, and whoever reads compares
@@ -17,6 +18,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,8 @@ def save_on_mesh(trainer: Parallel3D, path: str | Path) -> None:
     partial, world = path.with_name(path.name + PARTIAL), comms.make(*comms.mesh.axes)
     writes = not comms.along("dp").rank and not comms.along("tp").rank
     error, where, sums = "", {}, {}
-    for tensors in whole_tensors(trainer):
+    buffers = {f"{MODEL}/{name}": kept.detach().cpu().clone() for name, kept in named_buffers(trainer).items()}
+    for tensors in chain(whole_tensors(trainer), [buffers]):
         if not writes or error or not tensors:
             continue
         try:
@@ -86,23 +89,23 @@ def load_on_mesh(trainer: Parallel3D, path: str | Path) -> None:
         raise BadInput(each)
     files, tensor = index["files"], trainer.comms.along("tp")
 
-    def read(kind: str, name: str, param: nn.Parameter) -> Tensor:
-        """This rank's part of a whole tensor."""
-        key, cut = f"{kind}/{name}", getattr(param, "tensor_cut", None)
+    def read(kind: str, kept: Tensor) -> Tensor:
+        """This rank's part of a whole tensor of this kind: of a parameter, or a buffer."""
+        key, cut = f"{kind}/{name_of[kept]}", getattr(kept, "tensor_cut", None)
         with safe_open(path / files[key], "pt") as file:
             whole = file.get_tensor(key)
         return whole if cut is None or not whole.dim() else cut.take(whole, tensor.rank)
 
     check(trainer, files, path)
+    name_of = {kept: name for name, kept in named_tensors(trainer).items()}
     for module, optimizer in stages(trainer):
-        name_of = trainer.pipeline.names
-        load_state_dict(module, {name: read(MODEL, name_of[kept], kept) if isinstance(kept, nn.Parameter) else kept
-                                 for name, kept in names(module).items()})  # buffers stay what they are
+        load_state_dict(module, {name: read(MODEL, kept) if isinstance(kept, Tensor) else kept
+                                 for name, kept in names(module).items()})
         for flat in module.zero.flats:
             for part, shard in flat.shard_params.items():
                 name = name_of[flat.params[part.name]]
                 kinds = [key.partition("/")[0] for key in files if key.partition("/")[2] == name and not key.startswith(MODEL)]
-                values = {kind: read(kind, name, flat.params[part.name]) for kind in kinds}
+                values = {kind: read(kind, flat.params[part.name]) for kind in kinds}
                 optimizer.state[shard] = {kind: value if not value.dim() else value.reshape(-1)[part.start:part.stop].clone()
                                           for kind, value in values.items()}
     trainer.steps = index["steps"]
@@ -129,7 +132,7 @@ def read_index(path: Path) -> dict:
 
 def check_files(trainer: Parallel3D, index: dict, path: Path) -> None:
     """Are the files from which this rank reads as they were written?"""
-    own = trainer.pipeline.named_parameters().keys()
+    own = named_tensors(trainer).keys()
     for file in sorted({file for key, file in index["files"].items() if key.partition("/")[2] in own}):
         if checksum_of(path / file) != index["crc32"][file]:
             raise BadInput(f"{path / file} is damaged, or mixed with another checkpoint: it has another checksum than what was written")
@@ -137,7 +140,7 @@ def check_files(trainer: Parallel3D, index: dict, path: Path) -> None:
 
 def check(trainer: Parallel3D, files: dict[str, str], path: Path) -> None:
     """Are there values for all of this model, and of the right sizes, and for nothing else?"""
-    mine = {f"{MODEL}/{name}": param for name, param in trainer.pipeline.named_parameters().items()}
+    mine = {f"{MODEL}/{name}": kept for name, kept in named_tensors(trainer).items()}
     everyone = {name for names in trainer.replica.all_gather_object(list(mine)) for name in names}
     there = {name for name in files if name.startswith(MODEL)}
     wrong = [f"lacks {name}" for name in everyone - there] + [f"has {name}, which the model does not" for name in there - everyone]
@@ -156,6 +159,17 @@ def check(trainer: Parallel3D, files: dict[str, str], path: Path) -> None:
 def stages(trainer: Parallel3D) -> Iterator[tuple[Any, Optimizer]]:
     """Sharded modules of this rank, and the optimizer of each."""
     return zip(trainer.pipeline.sharded_modules, trainer.optimizer.optimizers, strict=True)
+
+
+def named_tensors(trainer: Parallel3D) -> dict[str, Tensor]:
+    """This rank's parameters and persistent buffers, named as in `nn.Sequential(*layers)`."""
+    return trainer.pipeline.named_parameters() | named_buffers(trainer)
+
+
+def named_buffers(trainer: Parallel3D) -> dict[str, Tensor]:
+    return {f"{number}.{name}": kept for stage in trainer.pipeline.stages.values()
+            for number, layer in zip(stage.numbers, stage.layers, strict=True)
+            for name, kept in names(layer).items() if isinstance(kept, Tensor) and not isinstance(kept, nn.Parameter)}
 
 
 def whole_tensors(trainer: Parallel3D) -> Iterator[dict[str, Tensor]]:
