@@ -49,7 +49,7 @@ def configure(parser):
     what.add_argument("--model", metavar="NAME",
                       help="a GPT-2 by name, gpt2-xl for one, or the path of a Hugging Face config.json: also estimates the peak")
     what.add_argument("--table1", action="store_true", help="the ZeRO paper's Table 1, computed")
-    parser.add_argument("--stage", action=Checked, read=whole(0, 3), default=3, help="0 to 3 (default 3)")
+    parser.add_argument("--stage", action=Checked, read=whole(0, 3), default=3, help="0 to 3 (default 3); the tables mark it with >")
     positive = {"action": Checked, "read": whole(1, MOST_RANKS)}
     parser.add_argument("--ranks", **positive, default=8, metavar="N", help="world size (default 8)")
     parser.add_argument("--convention", choices=CONVENTIONS, default="16",
