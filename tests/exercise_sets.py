@@ -13,7 +13,7 @@ from tools.exercises import EXERCISES, ROOT, sets
 from zerocourse.course.checks import exercises
 from zerocourse.course.grading.notebook import read_cells
 
-CHECK = re.compile(r'^check\("', re.M)
+CHECK, PREDICTION = (re.compile(rf'^{called}\("', re.M) for called in ("check", "predict"))
 SETS = {path.stem: path for path in sets()}
 IDS = [f"chapter{each.chapter:02}-{id}" for id, each in exercises().items()]  # so that -k chapter05 chooses a chapter
 
@@ -60,7 +60,7 @@ def answering(exercise_set: str, grade_id: str, source: str):
 
 def faults_of_a_run(notebook) -> Iterator[str]:
     """Of a copy that has run with all its blanks left: every cell has ended, with no error but those that are meant, a blank is
-    called one, and the chapter goes on with ours."""
+    called one, also in a prediction, and the chapter goes on with ours."""
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
@@ -72,6 +72,8 @@ def faults_of_a_run(notebook) -> Iterator[str]:
             yield f"{start} ended with {errors[0]}"
         if CHECK.search(cell.source) and "still a blank" not in said:
             yield f"a blank is not called one: {start} says {said}"
+        if PREDICTION.search(cell.source) and "No prediction yet" not in said:
+            yield f"nobody has predicted anything: {start} says {said}"
         if "yours_or_ours(" in cell.source and "ours" not in said:
             yield f"does not go on with ours: {start} says {said}"
 

@@ -2,23 +2,28 @@
 
 import base64
 import importlib.util
+import os
 import re
 import subprocess
 import sys
 import tempfile
+from itertools import takewhile
 from pathlib import Path
 
 import lab_kernel
 import nbformat
 import pytest
+from exercise_sets import CHECK, faults_of_a_run
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tools.notebooks import COMPARED, FIRST_CELL, KERNEL, LARGEST, ROOT, WIDGET, chapters, problems, tidy, write
+from zerocourse.course.learner.originals import copies_of_all
 from zerocourse.measure.drawn.image import image
 
 CHAPTERS = {path.stem: path for path in chapters()}
 EVERY_CHAPTER = pytest.mark.parametrize("name", CHAPTERS)
 SECONDS = 300  # for one notebook, on a busy machine
+CHOICE, BLANK = "yours_or_ours(", "blank"
 PNG = base64.b64encode(b"\x89PNG").decode()
 
 
@@ -32,13 +37,16 @@ def wanted_packages(path: Path) -> list[str]:
 
 
 def nbval(path: Path, *packages: str) -> subprocess.CompletedProcess:
-    """Run a notebook again and compare its tagged cells, in a kernel that sees what `make lab` installs, and these packages."""
+    """Run a notebook again and compare its tagged cells, in a kernel that sees what `make lab` installs, and these packages.
+    What the cells gave is in the notebook afterwards, unless it is one of the repository."""
     with tempfile.TemporaryDirectory() as folder:
         environment = lab_kernel.add_kernel(Path(folder), *packages)
         environment |= lab_kernel.hiding({"rfc3987_syntax"})  # jsonschema needs a second for it
+        environment["PYTHONPATH"] += f"{os.pathsep}{ROOT / 'tests'}"
         environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # for which pytest needs another
+        keeps = [] if path.is_relative_to(ROOT) else ["-p", "keeps_outputs"]
         ended = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "nbval.plugin", "-p", "pytest_timeout", "-p", "no:cacheprovider",
+            [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "nbval.plugin", *keeps, "-p", "pytest_timeout", "-p", "no:cacheprovider",
              "-o", f"timeout={SECONDS}", "--nbval-lax", "--nbval-kernel-name", lab_kernel.NAME,
              "--nbval-sanitize-with", ROOT / "tests" / "nbval_sanitize.cfg", path],
             cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
@@ -58,12 +66,37 @@ def test_is_in_order(name):
     assert not found, f"{name}: " + "\n".join(found)
 
 
+def with_blanks(name: str) -> nbformat.NotebookNode:
+    """The authors' chapter, in which each cell that a learner fills in comes twice: first as the learner's copy has it, with
+    the check and the choice between yours and ours that follow it, and then as the authors have it."""
+    notebook = nbformat.read(CHAPTERS[name], as_version=4)
+    copy = {cell.id: cell for cell in nbformat.reads(copies_of_all()[f"notebooks/{name}.ipynb"], as_version=4).cells}
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    notebook.cells = []
+    for number, cell in enumerate(cells):
+        if copy[cell.id].source != cell.source:
+            follows = takewhile(lambda cell: CHECK.search(cell.source) or CHOICE in cell.source, cells[number + 1:])
+            for blank in (copy[cell.id], *follows):
+                tags = [tag for tag in blank.metadata.get("tags", []) if tag != COMPARED]
+                notebook.cells.append(new_code_cell(blank.source, metadata={"tags": [*tags, BLANK]}, execution_count=1))
+        notebook.cells.append(cell)
+    return notebook
+
+
 @EVERY_CHAPTER
 @pytest.mark.timeout(SECONDS + 20)
-def test_gives_the_same_outputs_again(name):
-    """With the packages that its first text has a tag for, such as `wants-transformers`, where they are installed here."""
-    ended = nbval(CHAPTERS[name], *filter(importlib.util.find_spec, wanted_packages(CHAPTERS[name])))
+def test_gives_the_same_outputs_again(name, tmp_path):
+    """With the packages that its first text has a tag for, such as `wants-transformers`, where they are installed here. And
+    who writes nothing is told so, and goes on with ours."""
+    notebook, path = with_blanks(name), tmp_path / f"{name}.ipynb"
+    nbformat.write(notebook, path)
+    ended = nbval(path, *filter(importlib.util.find_spec, wanted_packages(CHAPTERS[name])))
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+    ran = nbformat.read(path, as_version=4)
+    ran.cells = [cell for cell in ran.cells if BLANK in cell.metadata.get("tags", [])]
+    assert list(faults_of_a_run(ran)) == []
+    choices = [cell.source for cell in notebook.cells if CHOICE in cell.source]
+    assert sorted(choices) == sorted(2 * [*{*choices}]), "each comes after a blank, and after an answer"
 
 
 @pytest.mark.parametrize("name", [name for name, path in CHAPTERS.items() if wanted_packages(path)])
