@@ -1,6 +1,7 @@
 """Reinforcement learning learns what it should and fails where it must, and says the same with any stage of ZeRO."""
 
 import copy
+import functools
 import re
 
 import pytest
@@ -47,13 +48,21 @@ def accuracy(model, held_out):
     return TASK.reward(Sampler(model, 8192, torch.Generator().manual_seed(5))(TASK.prompts(kinds), 1, TASK.depth)).mean().item()
 
 
-def learned(seed, steps, wrong=0.75, taught=150, pull=0.0):
-    """(accuracy after the teacher, and after GRPO, on held-out prompts), and the rewards of its steps."""
+@functools.cache
+def taught_model(seed, wrong, taught):
+    """(the model after its teacher, the state of what drew for it, its accuracy on held-out prompts)"""
     model, draw = new_model(seed), torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     for _ in range(taught):
         imitate(model, optimizer, TASK.taught(TASK.kinds(128, draw), wrong, draw))
-    before, reference, optimizer, sampler, rewards = accuracy(model, True), copy.deepcopy(model), optimizer_of(model), Sampler(model, 2048, draw), []
+    return model, draw.get_state(), accuracy(model, True)
+
+
+def learned(seed, steps, wrong=0.75, taught=150, pull=0.0):
+    """(accuracy after the teacher, and after GRPO, on held-out prompts), and the rewards of its steps."""
+    reference, drawn, before = taught_model(seed, wrong, taught)
+    model, draw = copy.deepcopy(reference), torch.Generator().set_state(drawn)
+    optimizer, sampler, rewards = optimizer_of(model), Sampler(model, 2048, draw), []
     for _ in range(steps):
         rollout = sampler(TASK.prompts(TASK.kinds(16, draw)), SAMPLES, TASK.depth)
         reward = TASK.reward(rollout)
