@@ -2,7 +2,6 @@
 
 import base64
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -42,7 +41,6 @@ def nbval(path: Path, *packages: str) -> subprocess.CompletedProcess:
     with tempfile.TemporaryDirectory() as folder:
         environment = lab_kernel.add_kernel(Path(folder), *packages)
         environment |= lab_kernel.hiding({"rfc3987_syntax"})  # jsonschema needs a second for it
-        environment["PYTHONPATH"] += f"{os.pathsep}{ROOT / 'tests'}"
         environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # for which pytest needs another
         keeps = [] if path.is_relative_to(ROOT) else ["-p", "keeps_outputs"]
         ended = subprocess.run(
