@@ -84,8 +84,8 @@ def with_blanks(name: str) -> nbformat.NotebookNode:
 @EVERY_CHAPTER
 @pytest.mark.timeout(SECONDS + 20)
 def test_gives_the_same_outputs_again(name, tmp_path):
-    """With the packages that its first text has a tag for, such as `wants-transformers`, where they are installed here. And
-    who writes nothing is told so, and goes on with ours."""
+    """With the packages that its first text has a tag for, such as `wants-transformers`, where they are installed here. Each
+    blank is called one and followed by ours, and then the chapter goes on with the authors' answer."""
     notebook, path = with_blanks(name), tmp_path / f"{name}.ipynb"
     nbformat.write(notebook, path)
     ended = nbval(path, *filter(importlib.util.find_spec, wanted_packages(CHAPTERS[name])))
